@@ -394,7 +394,7 @@ export async function glance(browser, job) {
   return { heads, receivers, selected: { sender, token, head, layer, first: receivers[1][1][0] }, seen };
 }
 
-/** Words for nodes: what each of them hears in one head, chosen by its button. */
+/** Words for nodes: what each of them attends to in one head, chosen by its button. */
 export async function words(browser, job) {
   const { page, seen } = await open(browser, job.file);
   await choose(page, "Layer", String(job.layer));

@@ -5,10 +5,11 @@ import { readFileSync } from "node:fs";
 import * as access from "./access.mjs";
 import { launch } from "./browser.mjs";
 import * as controls from "./controls.mjs";
+import * as mask from "./mask.mjs";
 import * as numbers from "./numbers.mjs";
 import * as viewport from "./viewport.mjs";
 
-const scenarios = { ...access, ...controls, ...numbers, ...viewport };
+const scenarios = { ...access, ...controls, ...mask, ...numbers, ...viewport };
 const { jobs, ...which } = JSON.parse(readFileSync(0, "utf8"));
 const browser = await launch(which);
 const results = [];

@@ -259,7 +259,7 @@ def test_keys_and_clicks_that_come_before_the_next_frame_all_count(visits: Resul
 def check_head(result: dict[str, Any], row: dict[str, Any], weights: torch.Tensor) -> None:
     """Check the weights, shown as integer opacities, and the recorded claims with their marks."""
     where = f"layer {row['layer']}, head {row['head']}"
-    label = where if row["job"] == "none of these" else f"{where}: {row['job']}"
+    label = where if row["job"] == "none of these" else f"{where} (on average: {row['job']})"
     assert (result["layer"], result["head"], result["label"]) == (row["layer"], row["head"], label)
     assert (result["allHeads"], result["chosen"]) == (False, 1)
     opacities = torch.tensor(result["picture"]).view_as(weights)
@@ -310,8 +310,8 @@ def test_a_visit_without_a_mouse(visits: Results) -> None:
     selected, cut = result["pressed"]
     assert (selected[0], selected[1][:12]) == ("true", "edge from 0 ")
     assert (cut[0], cut[1][:15]) == ("true", "no edge from 0 ")
-    assert "listens most to" in result["said"]
-    assert "It now expects" in result["said"]
+    assert "attends most to" in result["said"]
+    assert "The model now predicts" in result["said"]
     assert_quiet(result["seen"])
 
 
@@ -365,7 +365,7 @@ def test_every_control_does_what_it_says(files: Files, masks: dict[str, int]) ->
     assert buttons["checked"]
     assert (touch["receiver"], touch["edits"]) == (6, [edit(2, 6, layer=LAYER)])
     assert touch["selected"][:2] == [2, []]
-    assert [name for name, _ in touch["selected"][2]] == ["weight", "logit", "message", "carried"]
+    assert [name for name, _ in touch["selected"][2]] == ["logit", "weight", "message", "carried"]
     # A window of 5 reaches 4 more tokens with each layer; the page shows 0, 1, 1, 2 and 3 layers.
     assert reach["counts"] == [1, 5, 5, 9, 11]
     assert reach["playing"] >= 1

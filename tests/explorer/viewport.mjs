@@ -66,7 +66,7 @@ const EDITS = [
   ["a token more", named("Step")],
   ["a token less", named("Back")],
   ["reach", mode("reach"), true],
-  ["a graph of few", graph(2)],
+  ["a graph of fewer", graph(6)],
   ["a layer more", named("Step")],
   ["a layer less", named("Back")],
 ];
@@ -74,7 +74,7 @@ const EDITS = [
 /** What each action changed: the names of the numbers, those of them that are not to be seen, the values that are. */
 export async function viewport(browser, job) {
   const { page, seen } = await open(browser, job.file, { viewport: job.viewport, hasTouch: job.viewport.width < 500 });
-  const stops = Array.from({ length: 7 }, (_, at) => [`tour ${at + 1}`, tour]);
+  const stops = Array.from({ length: 9 }, (_, at) => [`tour ${at + 1}`, tour]);
   const found = [];
   for (const [name, act, silent] of [...stops, ["the end of the tour", tour, true], ...EDITS]) {
     const before = await page.evaluate(seenNumbers, NUMBERS);
@@ -95,7 +95,7 @@ export async function toured(browser, job) {
   const stops = [];
   if (await page.locator(".tour").isVisible()) {
     stops.push(await told());
-    for (let click = 1; click <= 7; click++) {
+    for (let click = 1; click <= 9; click++) {
       await tour(page);
       await ready(page);
       stops.push(await told());

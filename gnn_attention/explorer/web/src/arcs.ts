@@ -1,6 +1,6 @@
 // Edges as arcs from sender to receiver: their curves, which of them are drawn, and which one is under the pointer.
 
-import { editsAt, headsShown, isEdge, lastOf, rowOf, type Scene } from "./scene";
+import { cellOf, editsAt, headsShown, isEdge, lastOf, rowOf, type Scene } from "./scene";
 import { MOST_WORDS, type Layout } from "./layout";
 
 export type ArcKind = "edge" | "cut" | "added" | "candidate";
@@ -25,6 +25,7 @@ export interface Curve {
 }
 
 const SVG_ROOM = 10;
+const FAINT = 0.03; // of several heads that draw the same edge, those with a smaller weight than this leave it to the strongest
 const UNSEEN = 0.002; // among many tokens, an edge of less weight leaves no trace on the canvas
 
 /** The curve of an edge; `lane` spreads the arcs of several heads, from -1 to 1. */
@@ -82,6 +83,7 @@ export function arcsInto(scene: Scene, layout: Layout, looked: number | null): A
   const heads = headsShown(scene);
   const many = scene.tokens.length > MOST_WORDS;
   const arcs: Arc[] = [];
+  const most = scene.tokens.map((_, src) => strongestHead(scene, heads, src, dst));
   for (const head of heads) {
     const row = rowOf(scene.layer, head, dst);
     const edits = editsAt(scene.state.work.edits, scene.state.layer, head, dst);
@@ -90,6 +92,8 @@ export function arcsInto(scene: Scene, layout: Layout, looked: number | null): A
       const edit = lastOf(edits, (found) => found.src === src);
       if (!edge && !edit && src !== looked && src !== scene.sender) return;
       if (many && edge && !edit && src !== looked && src !== scene.sender && row.weights[src] < UNSEEN) return;
+      const chosen = src === scene.sender && head === scene.state.head;
+      if (edge && !edit && src !== looked && row.weights[src] < FAINT && head !== most[src] && !chosen) return;
       if (!edge && head !== scene.state.head && !isSingle(heads)) return;
       const kind: ArcKind = edge ? (edit?.present ? "added" : "edge") : edit ? "cut" : "candidate";
       const weight = row.weights[src];
@@ -105,6 +109,21 @@ export function arcsInto(scene: Scene, layout: Layout, looked: number | null): A
     });
   }
   return arcs.sort((one, other) => one.weight - other.weight);
+}
+
+/** The head in which an edge has its largest weight. */
+function strongestHead(scene: Scene, heads: number[], src: number, dst: number): number {
+  const weight = (head: number) => rowOf(scene.layer, head, dst).weights[src];
+  return heads.reduce((best, head) => (weight(head) > weight(best) ? head : best), heads[0]);
+}
+
+/** The arc of any pair, of a receiver that is not the chosen one. */
+export function arcOf(scene: Scene, layout: Layout, { src, dst }: { src: number; dst: number }): Arc {
+  const { kind, weight } = cellOf(scene, headsShown(scene), src, dst);
+  const arcKind: ArcKind = kind === "none" ? "candidate" : kind === "partial" ? "edge" : kind;
+  const present = arcKind === "edge" || arcKind === "added";
+  const width = present ? Math.max(2, widthOf(layout, src, dst, weight)) : 1.5;
+  return { src, dst, head: scene.state.head, weight, kind: arcKind, width, curve: curveOf(layout, src, dst, 0) };
 }
 
 function isSingle(heads: number[]): boolean {
@@ -160,7 +179,7 @@ function distanceToLine(x: number, y: number, x1: number, y1: number, x2: number
   return Math.hypot(x - x1 - along * dx, y - y1 - along * dy);
 }
 
-/** How much a receiver listens to each sender, over the heads that are drawn: the mean weight, and whether there is an edge. */
+/** How much a receiver attends to each sender, over the heads that are drawn: the mean weight, and whether there is an edge. */
 export function portsOf(scene: Scene): { weight: number; edge: boolean }[] {
   const heads = headsShown(scene);
   const dst = scene.state.token;

@@ -2,7 +2,7 @@
 
 import { shares } from "./bars";
 import { bdi, button, fill, h, number, select, set, write } from "./dom";
-import { heardMost, layerNumber, type Scene, type SceneHost } from "./scene";
+import { attendedMost, layerNumber, type Scene, type SceneHost } from "./scene";
 import { clipped, counted, named, percent, visible } from "./words";
 
 export interface WriteHost extends SceneHost {
@@ -28,7 +28,7 @@ export class Writer {
 
   constructor(private host: WriteHost) {
     const intro =
-      "A new token is a new node, which hears the tokens that the graph lets it hear. No earlier token hears anything new, so their keys and values can be kept.";
+      "A new token is a new node, with edges from the tokens that the mask lets it attend to. No earlier token gets a new edge, so their keys and values can be kept (the KV cache).";
     this.player = h("div", { class: "player writing" }, this.back, this.play, this.on, this.how.element);
     this.element = h(
       "section",
@@ -87,13 +87,13 @@ export class Writer {
   }
 
   private tell(scene: Scene, last: number, full: boolean): void {
-    const senders = heardMost(scene.layer, scene.state.head, last);
+    const senders = attendedMost(scene.layer, scene.state.head, last);
     const name = named(last, scene.tokens[last].text);
     const ended = full ? " This page has no room for more tokens." : "";
     const first = scene.state.work.written.length ? "The new node" : "The last node";
     fill(
       this.told,
-      `${first} ${name} hears `,
+      `${first} ${name} attends to `,
       number(senders.length, "heard", counted(senders.length, "token")),
       ` in layer ${layerNumber(scene.data, scene.state.layer)}: ${listed(senders)}.${ended}`,
     );
@@ -126,7 +126,7 @@ function listed(tokens: number[]): string {
     if (run && run[1] === token - 1) run[1] = token;
     else runs.push([token, token]);
   }
-  if (!runs.length) return "nobody";
+  if (!runs.length) return "none";
   return clipped(
     runs.map(([from, to]) => (from === to ? `${from}` : to === from + 1 ? `${from}, ${to}` : `${from}–${to}`)).join(", "),
     80,

@@ -10,6 +10,7 @@ import { Hearers } from "./hearers";
 import { undoKeys } from "./keys";
 import { Panel } from "./panel";
 import { Predict } from "./predict";
+import { strong } from "./prose";
 import { Reach } from "./reach";
 import { given, Scenes, type Scene } from "./scene";
 import { Stage } from "./stage";
@@ -21,7 +22,7 @@ import { Tour } from "./tour";
 import type { Engine, PageData } from "./types";
 import { fromAddress, typed, Typing } from "./typing";
 import { WordGraph } from "./word_graph";
-import { visible } from "./words";
+import { USUAL, visible } from "./words";
 
 const SETTLE = 90; // milliseconds after the last move of a drag until the rest of the page follows
 const LONG = 128; // tokens; a longer text takes its time
@@ -78,17 +79,18 @@ class Page {
     const engine = (this.engine = data === known.data ? known : makeEngine(data, known));
     this.limits = limitsOf(data);
     this.scenes = new Scenes(data, engine, this.limits);
-    this.state = fromHash(hash, this.limits);
-    this.ownHash = hash && this.hash();
-    this.controls = new Controls(this.limits, (action) => this.dispatch(action));
     const host = this.host();
+    this.tour = new Tour(data, { show: (work, change) => this.dispatch({ type: "show", work, change }) });
+    this.state = fromHash(hash, this.limits);
+    if (!hash && this.tour.opening) Object.assign(this.state, this.tour.opening);
+    this.ownHash = hash && this.hash();
     this.stage = new Stage(host);
+    this.controls = new Controls(this.limits, (action) => this.dispatch(action), this.stage.figure.element);
     this.panel = new Panel(host);
     this.glance = new Glance(data, this.limits, { look: (layer, head) => this.dispatch({ type: "look", change: { layer, head, allHeads: false } }) });
     this.hearers = new Hearers(host);
     this.words = new WordGraph(host);
     this.predict = new Predict({ drop: (index) => this.dispatch({ type: "drop", index }) });
-    this.tour = new Tour(data, { show: (work, change) => this.dispatch({ type: "show", work, change }) });
     this.dock = new Dock(host, this.tour.element, this.writer.player);
     this.typing = new Typing(data, engine, { read: (tokens) => this.read(tokens) }, text === null);
     fill(root, this.header(), this.main(), footer(data));
@@ -226,9 +228,15 @@ class Page {
   private header(): HTMLElement {
     const tools = h("div", { class: "tools" }, this.typing.opener, this.controls.undo, this.controls.redo, this.themes.element);
     const title = h("h1", {}, visible(this.data.title).replaceAll("␣", " "));
-    const seen = this.engine.whole ? "what the model says next" : "what the token that listened hears instead";
-    const lead = `Tokens are nodes, and an edge lets one token listen to another. Cut an edge to see ${seen}.`;
-    return h("header", { class: "top" }, h("div", {}, title, h("p", { class: "lead" }, lead)), tools);
+    const seen = this.engine.whole ? "what the model predicts instead" : "which tokens the receiver attends to instead";
+    const lead = h(
+      "p",
+      { class: "lead" },
+      ...["An attention ", strong("mask"), " is a graph: each filled cell is an edge", wide(", drawn as an arc"), ". "],
+      ...[strong("Message passing"), " moves information along the edges", h("span", { class: "narrow" }, ", and the "), wide(" from senders to receivers, and the ")],
+      ...[strong("softmax"), h("span", { class: "narrow" }, " sets their weights."), wide(` turns the scores of a receiver’s edges into weights. Cut an edge to see ${seen}.`)],
+    );
+    return h("header", {}, h("div", { class: "top" }, title, tools), lead);
   }
 
   private main(): HTMLElement {
@@ -245,6 +253,7 @@ class Page {
       "main",
       {},
       this.typing.element,
+      this.typing.hint,
       this.controls.element,
       this.notes,
       this.stage.element,
@@ -296,6 +305,11 @@ class Page {
   }
 }
 
+/** Words for which a phone has no room. */
+function wide(words: string): HTMLElement {
+  return h("span", { class: "wide" }, words);
+}
+
 function readHash(): string {
   try {
     return location.hash;
@@ -315,7 +329,7 @@ function limitsOf(data: PageData): Limits {
     masks: data.masks.length,
     start: data.start,
     vocabulary: whole ? model.vocabulary.length : 0,
-    views: data.views,
+    views: [USUAL, ...data.views],
   };
 }
 
@@ -324,12 +338,14 @@ function footer(data: PageData): HTMLElement {
     ["← →", "select another receiver"],
     ["Shift + ← →", "select another sender"],
     ["x", "cut or add the edge between them"],
+    ["in the mask: arrow keys, Enter", "move to a cell; cut or add its edge"],
     ["Tab, then ← →", "move along the senders; x cuts or adds the edge of the selected one"],
     ["Ctrl + Z, Ctrl + Shift + Z", "undo, redo"],
   ];
   const list = h("dl", { class: "keys" }, ...keys.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]));
   const help = h("details", {}, h("summary", {}, "Keyboard shortcuts while a token has the focus"), list);
-  const about = `Model: ${visible(data.model.name).replaceAll("␣", " ")}. Everything is computed on this page, and nothing leaves it.`;
+  const trained = data.model.kind === "model" && data.model.trained ? ", a small transformer that was trained on Python source code" : "";
+  const about = `Model: ${visible(data.model.name).replaceAll("␣", " ")}${trained}. Everything is computed on this page, and nothing leaves it.`;
   return h("footer", {}, help, h("p", { class: "aside" }, about));
 }
 

@@ -11,7 +11,7 @@ export interface Picture {
   arcs: Arc[];
   ports: { weight: number; edge: boolean }[];
   receiver: number;
-  looked: { src: number; head: number | null } | null;
+  looked: { src: number; dst: number; head: number | null } | null;
   selected: Arc | null;
   sender: number; // of the selected edge
   colourOf: (head: number) => string;
@@ -88,7 +88,7 @@ export class SvgPainter implements Painter {
 
 function isLooked(arc: Arc, picture: Picture): boolean {
   const { looked } = picture;
-  return looked !== null && looked.src === arc.src && (looked.head === null || looked.head === arc.head);
+  return looked !== null && looked.src === arc.src && looked.dst === arc.dst && (looked.head === null || looked.head === arc.head);
 }
 
 /** A small arrow down into the receiver, at the side where its edges arrive. */

@@ -60,7 +60,7 @@ export class Panel {
       String(state.head),
     );
     this.view.update(
-      scene.data.views.map((value) => ({ value, label: viewName(value) })),
+      scene.limits.views.map((value) => ({ value, label: viewName(value) })),
       state.view,
     );
     set(this.form.element, "hidden", pair.forms === null);

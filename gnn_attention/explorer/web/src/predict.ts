@@ -1,4 +1,4 @@
-// What the chosen token expects next, before and after, and the list of what was changed.
+// What the model predicts after the chosen token, before and after, and the list of what was changed.
 
 import { shares, type Share } from "./bars";
 import { bdi, button, fill, h, set } from "./dom";
@@ -34,7 +34,7 @@ export class Predict {
   update(scene: Scene): void {
     const { whole } = scene.engine;
     const text = scene.tokens[scene.state.token].text;
-    if (whole) fill(this.title, "After ", bdi(`‘${clipped(visible(text), 16)}’`), " the model expects");
+    if (whole) fill(this.title, "Next token after ", bdi(`‘${clipped(visible(text), 16)}’`), ": probability");
     else fill(this.title, "Changes");
     set(this.lines, "hidden", !whole);
     if (whole) fill(this.lines, shares("likeliest next tokens", nextLines(scene)));
@@ -70,7 +70,7 @@ export class Predict {
   }
 }
 
-/** Where an edit of this scope holds, in words. */
+/** Where an edit of this scope applies, in words. */
 export function placeOf(scope: Scope, layer: number, head: number): string {
   if (scope === "everywhere") return "everywhere";
   return scope === "layer" ? `in layer ${layer}, all heads` : `in layer ${layer}, head ${head}`;
@@ -91,7 +91,7 @@ export function nextLines(scene: Scene, most = SHOWN): Share[] {
   const [likeliest] = before.keys();
   const now = engine.next(run, state.token, scene.edited ? all : most);
   const shown = now.slice(0, most);
-  if (!shown.some((guess) => guess.id === likeliest)) shown.push(...now.filter((guess) => guess.id === likeliest)); // what it expected before
+  if (!shown.some((guess) => guess.id === likeliest)) shown.push(...now.filter((guess) => guess.id === likeliest)); // what it predicted before
   return shown.map((guess) => {
     const was = before.get(guess.id) ?? 0;
     const aside = scene.edited ? `was ${percent(was)}` : "";

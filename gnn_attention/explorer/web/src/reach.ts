@@ -1,4 +1,4 @@
-// How far a token hears over several layers: a row for each layer, going back from the receiver to whom it has heard of.
+// How far a token reaches over several layers: a row for each layer, going back from the receiver to the tokens within its reach.
 
 import { button, fill, freshId, h, number, set, svg, write } from "./dom";
 import { lastOf, type Scene, type SceneHost } from "./scene";
@@ -24,7 +24,9 @@ export class Reach {
   private sliderName = h("output", {});
   private picture = svg("svg", { class: "reach-picture", role: "img" });
   private told = h("p", { class: "summary", role: "status" });
+  private shown = h("p", { class: "aside reach-graph" });
   private timer = 0;
+  private mask = 0;
   private scene: Scene | null = null;
   private rows: Uint8Array[] = [];
 
@@ -39,12 +41,13 @@ export class Reach {
       h("div", { class: "slider" }, label, this.slider, this.sliderName),
     );
     const intro =
-      "In one layer a token hears the senders of its edges, which heard their own senders one layer before. So its reach grows from layer to layer.";
+      "In one layer a token receives messages from the senders of its edges, which received messages of their own one layer before. So its reach grows from layer to layer.";
     this.element = h(
       "section",
       { class: "reach card", "aria-labelledby": "reach-title" },
       h("h2", { id: "reach-title" }, "Reach over layers"),
       h("div", { class: "reach-head" }, controls, this.told),
+      this.shown,
       this.picture,
       h("p", { class: "aside" }, intro),
     );
@@ -56,9 +59,11 @@ export class Reach {
     this.scene = scene;
     const { engine, state } = scene;
     const size = Math.max(1, engine.size);
-    const options = { mask: state.work.mask, edits: state.work.edits, token: state.reachToken, layers: MOST_LAYERS, size };
+    this.mask = reachMask(scene);
+    const options = { mask: this.mask, edits: state.work.edits, token: state.reachToken, layers: MOST_LAYERS, size };
     this.rows = [alone(state.reachToken, size), ...engine.reach(options)];
-    if (!varied(scene)) this.rows = this.rows.slice(0, this.stable() + 1);
+    this.introduce(scene);
+    if (!varied(scene, this.mask)) this.rows = this.rows.slice(0, this.stable() + 1);
     const layers = Math.min(state.reachLayers, this.last);
     set(this.slider, "max", size - 1);
     this.slider.value = String(state.reachToken);
@@ -69,13 +74,24 @@ export class Reach {
     const reached = count(this.rows[layers]);
     fill(
       this.told,
-      `After ${counted(layers, "layer")}, ${this.name(state.reachToken)} has heard of `,
+      `After ${counted(layers, "layer")}, ${this.name(state.reachToken)} reaches `,
       number(reached, "reached", String(reached)),
       ` of ${counted(size, "token")}`,
       this.ending(layers, reached, size),
     );
     set(this.picture, "aria-label", this.told.textContent ?? "");
     if (layers === this.last) this.stop();
+  }
+
+  /** Which graph is shown, where it is not the one of the other views. */
+  private introduce(scene: Scene): void {
+    const name = (mask: number) => clipped(visible(scene.data.masks[mask].name).replaceAll("␣", " "), 40);
+    const { mask } = scene.state.work;
+    const why =
+      scene.state.reachMask === null && this.mask !== mask
+        ? ` In ${name(mask)}, the graph of the other views, one layer already reaches every earlier token. Choose any graph above.`
+        : "";
+    fill(this.shown, "Graph shown: ", h("strong", {}, name(this.mask)), `.${why}`);
   }
 
   stop(): void {
@@ -97,7 +113,7 @@ export class Reach {
     return text === undefined ? `token ${token} (to come)` : `token ${named(token, text)}`;
   }
 
-  /** The number of layers, all alike, after which nothing new is heard of, at least as many as the model has. */
+  /** The number of equal layers after which nothing new is reached, at least as many as the model has. */
   private stable(): number {
     for (let layer = 1; layer < this.rows.length; layer++)
       if (count(this.rows[layer]) === count(this.rows[layer - 1])) return Math.max(this.own, layer - 1);
@@ -105,7 +121,7 @@ export class Reach {
   }
 
   private ending(layers: number, reached: number, size: number): string {
-    if (reached === size) return ", which is all.";
+    if (reached === size) return ", which are all.";
     if (layers === this.last && layers < MOST_LAYERS) return "; further layers add nothing.";
     return this.scene && layers > this.scene.limits.layers
       ? `; this model has only ${counted(this.scene.limits.layers, "layer")}, which end at the dashed line.`
@@ -148,7 +164,7 @@ export class Reach {
     set(this.picture, "height", height);
     this.picture.classList.toggle("dense", slot < 6);
     const rows = this.rows.map((row, layer) => this.row(row, layer, layers, x, y(layer), slot));
-    const lines = size <= LINES_UP_TO && !varied(scene) ? this.rows.slice(1).map((_, layer) => this.lines(scene, layer, layers, x, y)) : [];
+    const lines = size <= LINES_UP_TO && !varied(scene, this.mask) ? this.rows.slice(1).map((_, layer) => this.lines(scene, layer, layers, x, y)) : [];
     const labels = words > 8 ? scene.tokens.map((token, index) => this.label(token.text, x(index), y(this.last) + 18)) : [];
     fill(this.picture, ...lines, ...rows, ...this.border(y(this.own) + ROW / 2, width), ...labels);
   }
@@ -178,7 +194,7 @@ export class Reach {
     return this.own < this.last ? [svg("line", { class: "border", x1: 0, x2: width, y1: y, y2: y })] : [];
   }
 
-  /** From each token that is newly heard of at the next row up to those that heard it. */
+  /** From each token that is newly reached at the next row up to its receivers. */
   private lines(
     scene: Scene,
     layer: number,
@@ -190,8 +206,8 @@ export class Reach {
     const parts: string[] = [];
     below.forEach((heard, src) => {
       if (!heard || above[src]) return;
-      above.forEach((listens, dst) => {
-        if (listens && !before?.[dst] && edgeBetween(scene, src, dst))
+      above.forEach((reached, dst) => {
+        if (reached && !before?.[dst] && edgeBetween(scene, this.mask, src, dst))
           parts.push(`M${x(dst).toFixed(1)} ${y(layer)}L${x(src).toFixed(1)} ${y(layer + 1)}`);
       });
     });
@@ -206,6 +222,16 @@ export class Reach {
       clipped(visible(text), 8),
     );
   }
+}
+
+/** The graph that *Reach* shows: a window in the place of the causal graph, which reaches everything at once. */
+export function reachMask({ data, engine, state }: Scene): number {
+  const { mask } = state.work;
+  if (state.reachMask !== null) return state.reachMask;
+  if (!data.masks[mask].causal || engine.varies(mask)) return mask;
+  for (let dst = 0; dst < engine.size; dst++) for (let src = 0; src <= dst; src++) if (!engine.has(mask, src, dst, 0)) return mask;
+  const window = data.masks.findIndex((one) => one.name.startsWith("window("));
+  return window < 0 ? mask : window;
 }
 
 function alone(token: number, size: number): Uint8Array {
@@ -227,13 +253,13 @@ function block(x: number, y: number, slot: number): string {
 }
 
 /** Whether one layer has other edges than another: then a layer that brings nothing is not the end. */
-function varied({ engine, state }: Scene): boolean {
-  return engine.varies(state.work.mask) || state.work.edits.some((edit) => edit.layer !== "all");
+function varied({ engine, state }: Scene, mask: number): boolean {
+  return engine.varies(mask) || state.work.edits.some((edit) => edit.layer !== "all");
 }
 
-/** An edge of the graph with those edits that hold in every layer. */
-function edgeBetween(scene: Scene, src: number, dst: number): boolean {
-  const { mask, edits } = scene.state.work;
+/** An edge of the graph with those edits that apply to every layer. */
+function edgeBetween(scene: Scene, mask: number, src: number, dst: number): boolean {
+  const { edits } = scene.state.work;
   const edit = lastOf(
     edits,
     (found) => found.src === src && found.dst === dst && found.layer === "all" && (found.head === "all" || found.present),

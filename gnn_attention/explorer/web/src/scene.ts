@@ -22,14 +22,14 @@ export interface SceneHost {
   scene(): Scene | null;
 }
 
-/** Who hears whom how much, for one receiver and head: rows of the run, not copies. */
+/** How much one receiver attends to each sender in one head: rows of the run, not copies. */
 export interface Row {
   logits: Float64Array;
   weights: Float64Array;
   edges: Uint8Array;
 }
 
-/** Makes scenes, and remembers the last runs: looking elsewhere computes nothing anew. */
+/** Makes scenes, and remembers the last runs: looking elsewhere computes nothing again. */
 export class Scenes {
   private runs = new Map<string, Run>();
   private tokens: { key: string; list: Scene["tokens"] } = { key: "", list: [] };
@@ -53,7 +53,7 @@ export class Scenes {
     return scene;
   }
 
-  /** The same list as long as nothing is written: whoever shows it need not show it anew. */
+  /** The same list as long as nothing is written: whoever shows it need not show it again. */
   private tokensOf(written: number[]): Scene["tokens"] {
     const key = written.join();
     if (key !== this.tokens.key || !this.tokens.list.length) {
@@ -105,7 +105,7 @@ export function headsShown(scene: Scene): number[] {
   return scene.state.allHeads ? Array.from({ length: scene.layer.heads }, (_, head) => head) : [scene.state.head];
 }
 
-/** The sender the receiver hears most in the head under study; itself if it hears nobody. */
+/** The sender to which the receiver attends most in the head under study; itself if it has no edges. */
 function strongest(scene: Scene): number {
   const { layer, state } = scene;
   if (!layer || layer.tokens === 0) return 0;
@@ -115,8 +115,8 @@ function strongest(scene: Scene): number {
   return best < 0 ? state.token : best;
 }
 
-/** The senders of a receiver in one head, most heard first. */
-export function heardMost(layer: LayerRun, head: number, dst: number): number[] {
+/** The senders of a receiver in one head, those of the largest weight first. */
+export function attendedMost(layer: LayerRun, head: number, dst: number): number[] {
   const { weights, edges } = rowOf(layer, head, dst);
   const senders = Array.from(edges.keys()).filter((src) => edges[src] === 1);
   return senders.sort((one, other) => weights[other] - weights[one] || one - other);
@@ -157,12 +157,29 @@ export function given(scene: Scene, src: number, dst: number): boolean {
   return scene.engine.has(scene.state.work.mask, src, dst, scene.state.layer);
 }
 
+/** `partial`: an edge in some of the heads that are drawn; `none`: the graph has no such edge. */
+export type CellKind = "edge" | "cut" | "added" | "partial" | "none";
+
+/** Whether a pair is an edge in the heads that are drawn, and the mean of its weights. */
+export function cellOf(scene: Scene, heads: number[], src: number, dst: number): { kind: CellKind; weight: number } {
+  let [present, weight] = [0, 0];
+  for (const head of heads) {
+    if (!isEdge(scene.layer, head, src, dst)) continue;
+    present += 1;
+    weight += rowOf(scene.layer, head, dst).weights[src] / heads.length;
+  }
+  const expected = given(scene, src, dst);
+  if (present === 0) return { kind: expected ? "cut" : "none", weight: 0 };
+  if (present < heads.length) return { kind: "partial", weight };
+  return { kind: expected ? "edge" : "added", weight };
+}
+
 /** The edits of pairs that end at a receiver and touch a layer and head. */
 export function editsAt(edits: Edit[], layer: number, head: number, dst: number): Edit[] {
   return edits.filter((e) => e.dst === dst && (e.layer === "all" || e.layer === layer) && (e.head === "all" || e.head === head));
 }
 
-/** True if somebody hears a later token: in the mask, over the tokens there are, or by an edge that was added. */
+/** True if some token attends to a later one: in the mask, over the tokens there are, or by an edge that was added. */
 export function looksAhead(scene: Scene): boolean {
   const count = scene.tokens.length;
   if (scene.state.work.edits.some((edit) => edit.present && edit.src > edit.dst && edit.src < count)) return true;

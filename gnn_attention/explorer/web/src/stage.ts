@@ -1,8 +1,9 @@
-// The figure: tokens on a line, arcs above, their streams below down to the token that each expects next.
+// The figure: tokens on a line, arcs above, their streams below down to the token that each predicts, and the mask beside.
 
-import { arcAt, arcsBehind, arcsInto, portsOf, type Arc } from "./arcs";
-import { bdi, h, set, write } from "./dom";
-import { lay, nearest, MOST_WORDS, type Layout } from "./layout";
+import { arcAt, arcOf, arcsBehind, arcsInto, portsOf, type Arc } from "./arcs";
+import { bdi, fill, h, radios, set, write } from "./dom";
+import { lay, nearest, MOST_WORDS, TURNED_SLOT, type Layout } from "./layout";
+import { MaskView, type Cell } from "./mask";
 import { CanvasPainter, headColour, SvgPainter, type Painter, type Picture } from "./paint";
 import { messageLength, rowOf, type Scene, type SceneHost } from "./scene";
 import { Streams } from "./streams";
@@ -18,8 +19,11 @@ export interface StageHost extends SceneHost {
 
 const LINE = 14; // from the line of the tokens to the end of the picture
 const LONGEST = 18;
-const IDLE = "Each arc is an edge: its colour shows the head, its width the weight. Click an arc to select it, or drag along the tokens to listen as each of them.";
-const IDLE_TICKS = "Each arc is an edge: its colour shows the head, its width the weight. Click an arc to select it, or drag along the line to listen as each token.";
+const MASK_SIDE = { wide: 240, narrow: 192 }; // pixels
+const MASK_COLUMN = 334; // with the gap before it, as in style.css
+const STACKED = 836; // a narrower figure shows arcs or mask
+const NARROW = 560; // of the figure
+const IDLE = "Arcs lead from senders to the receiver. Colour: head. Width: weight. Click an arc to select it, click again to cut it.";
 
 export class Stage {
   readonly element: HTMLElement;
@@ -29,16 +33,19 @@ export class Stage {
     role: "toolbar",
     "aria-label": "Edges into the selected token: press one to select it, x to cut or add it",
   });
-  private tokenRow = h("div", { class: "token-row", role: "radiogroup", "aria-label": "Receiver: the token that listens" });
+  private tokenRow = h("div", { class: "token-row", role: "radiogroup", "aria-label": "Receiver: the token that attends to others" });
   private ruler = h("div", { class: "ruler" });
   private readout = h("p", { class: "readout" });
+  private names = h("div", { class: "row-names", "aria-hidden": "true" });
   private streams = new Streams();
+  private mask: MaskView;
+  readonly figure = radios("Figure", (value) => this.turn(value), "figure-choice");
   private behind: CanvasPainter;
   private front: { svg: SvgPainter; canvas: CanvasPainter };
   private layout: Layout = lay([], 800);
   private scene: Scene | null = null;
   private arcs: Arc[] = [];
-  private hovered: { src: number; head: number | null } | null = null;
+  private hovered: { src: number; dst: number; head: number | null } | null = null;
   private dragging = false;
   private shades: string[] = [];
   private shown = { texts: "", behind: "", theme: "" };
@@ -49,8 +56,10 @@ export class Stage {
     this.behind = new CanvasPainter(probe, "behind");
     this.front = { svg: new SvgPainter(), canvas: new CanvasPainter(probe, "front") };
     this.picture.append(this.behind.element, this.front.svg.element, this.front.canvas.element, this.portRow, probe);
-    const body = h("div", { class: "stage-body" }, this.picture, this.ruler, this.tokenRow, this.streams.element);
-    this.element = h("figure", { class: "stage", "aria-label": "Who hears whom" }, this.readout, body);
+    this.mask = new MaskView(host, (cell) => this.hover(cell && { ...cell, head: null }));
+    const body = h("div", { class: "stage-body" }, this.readout, this.picture, this.ruler, this.tokenRow, this.streams.element, this.names);
+    this.element = h("figure", { class: "stage", "aria-label": "Who attends to whom" }, body, this.mask.element);
+    this.turn("arcs");
     this.listen();
   }
 
@@ -60,9 +69,12 @@ export class Stage {
     this.place(scene);
     this.select(scene);
     this.paint(scene);
+    const narrow = this.element.clientWidth < NARROW;
+    this.mask.update(scene, narrow ? MASK_SIDE.narrow : MASK_SIDE.wide, quickly);
     if (quickly) return;
     this.label(scene);
     this.streams.update(scene, this.layout);
+    this.name(scene);
     this.tell();
     if (this.layout.kind === "ticks") this.reveal(scene.state.token);
   }
@@ -71,8 +83,32 @@ export class Stage {
   redraw(): void {
     this.behind.forget();
     this.front.canvas.forget();
+    this.mask.redraw();
     this.shown = { texts: "", behind: "", theme: "" };
     if (this.scene) this.update(this.scene, false);
+  }
+
+  /** Arcs or mask, where there is no room for both. */
+  private turn(view: string): void {
+    this.figure.update(["arcs", "mask"].map((value) => ({ value, label: value })), view);
+    this.element.dataset["view"] = view;
+    this.redraw();
+  }
+
+  /** The names of the rows, at the left of each. */
+  private name(scene: Scene): void {
+    const { gutter, height, kind } = this.layout;
+    const top = this.picture.offsetTop;
+    const rows: [string, number, string][] = [["weights", top + height, "The larger the dot, the more the receiver attends to the token, averaged over the heads that are drawn."]];
+    if (kind === "words") rows.push(["tokens", this.tokenRow.offsetTop + 22, "Each token is a node of the graph."]);
+    if (gutter) rows.push(...this.streams.names(scene).map(([name, y, title]): [string, number, string] => [name, this.streams.element.offsetTop + y, title]));
+    set(this.names, "hidden", !gutter);
+    const spans = rows.map(([name, y, title]) => {
+      const span = h("span", { title }, name);
+      span.style.top = `${y.toFixed(1)}px`;
+      return span;
+    });
+    fill(this.names, ...spans);
   }
 
   focusToken(): void {
@@ -83,6 +119,7 @@ export class Stage {
 
   private place(scene: Scene): void {
     const texts = scene.tokens.map((token) => clipped(visible(token.text), LONGEST));
+    this.arrange(texts.length);
     const available = Math.max(280, this.picture.clientWidth || this.element.clientWidth || 800);
     const key = JSON.stringify([available, scene.data.tokens.length, texts]);
     if (key === this.shown.texts) return;
@@ -99,6 +136,15 @@ export class Stage {
     this.portRow.replaceChildren(...(this.layout.kind === "ticks" ? [] : texts.map((_, index) => this.port(index))));
     set(this.portRow, "hidden", this.layout.kind === "ticks");
     this.fitTurned(texts);
+  }
+
+  /** The mask stands beside the arcs, or takes turns with them where there is no room for both. */
+  private arrange(count: number): void {
+    const width = this.element.clientWidth;
+    if (!width) return;
+    const room = (width - MASK_COLUMN) / Math.max(1, count);
+    const tight = count <= MOST_WORDS && room < TURNED_SLOT && width / count >= TURNED_SLOT;
+    document.documentElement.dataset["figure"] = width < STACKED || tight ? "stacked" : "beside";
   }
 
   private measured(text: string): number {
@@ -147,7 +193,7 @@ export class Stage {
     if (this.layout.kind === "ticks") this.shade(scene);
   }
 
-  /** Where tokens are ticks, the text below shows by its shade how much each is listened to. */
+  /** Where tokens are ticks, the text below shows by its shade how much the receiver attends to each. */
   private shade(scene: Scene): void {
     const ports = portsOf(scene);
     const most = Math.max(1e-9, ...ports.map((port) => port.weight));
@@ -193,13 +239,15 @@ export class Stage {
 
   private paint(scene: Scene): void {
     const many = scene.tokens.length > MOST_WORDS;
-    const looked = this.hovered?.src ?? null;
-    this.arcs = arcsInto(scene, this.layout, looked);
+    const { hovered } = this;
+    const other = hovered !== null && hovered.dst !== scene.state.token;
+    this.arcs = arcsInto(scene, this.layout, hovered && !other ? hovered.src : null);
+    const extra = other && Math.max(hovered.src, hovered.dst) < scene.tokens.length ? [arcOf(scene, this.layout, hovered)] : [];
     const front: Painter = many ? this.front.canvas : this.front.svg;
     this.front.svg.element.classList.toggle("gone", many);
     this.front.canvas.element.classList.toggle("gone", !many);
     this.element.classList.toggle("looking", this.hovered !== null);
-    front.paint(this.pictureOf(scene, this.arcs, portsOf(scene)));
+    front.paint(this.pictureOf(scene, [...this.arcs, ...extra], portsOf(scene)));
     this.paintBehind(scene, many);
   }
 
@@ -208,7 +256,7 @@ export class Stage {
     const key = JSON.stringify([state.work, state.layer, state.allHeads || state.head, this.shown.texts, this.shown.theme]);
     if (key === this.shown.behind) return;
     this.shown.behind = key;
-    const least = many ? 0.05 : scene.tokens.length > 24 ? 0.02 : 0;
+    const least = many ? 0.05 : 0.1;
     const picture = this.pictureOf(scene, arcsBehind(scene, this.layout, least), []);
     this.behind.paintBehind(state.allHeads ? { ...picture, colourOf: () => "var(--ink)" } : picture);
   }
@@ -220,10 +268,12 @@ export class Stage {
     return { ...common, arcs, ports, looked, selected: ports.length ? (selected ?? null) : null, sender: scene.sender };
   }
 
-  private hover(next: { src: number; head: number | null } | null): void {
-    if (next?.src === this.hovered?.src && next?.head === this.hovered?.head) return;
+  private hover(next: (Cell & { head: number | null }) | null): void {
+    const { hovered } = this;
+    if (next?.src === hovered?.src && next?.dst === hovered?.dst && next?.head === hovered?.head) return;
     this.hovered = next;
     if (!this.scene) return;
+    this.mask.light(next);
     this.paint(this.scene);
     this.tell();
   }
@@ -232,14 +282,14 @@ export class Stage {
   private tell(): void {
     const scene = this.scene;
     if (!scene || this.hovered === null || this.hovered.src >= scene.tokens.length)
-      return write(this.readout, this.layout.kind === "ticks" ? IDLE_TICKS : IDLE);
-    const { src } = this.hovered;
+      return write(this.readout, IDLE);
+    const { src, dst } = this.hovered;
+    if (dst >= scene.tokens.length) return write(this.readout, IDLE);
     const head = this.hovered.head ?? scene.state.head;
-    const dst = scene.state.token;
     const row = rowOf(scene.layer, head, dst);
     const pair = `${named(src, scene.tokens[src].text)} → ${named(dst, scene.tokens[dst].text)}, head ${head}: `;
     const logit = `logit ${rounded(row.logits[src])}`;
-    if (!row.edges[src]) return write(this.readout, `${pair}there is no edge, so nothing is carried (${logit})`);
+    if (!row.edges[src]) return write(this.readout, `${pair}no edge, so it carries nothing (${logit})`);
     const length = messageLength(scene, scene.run, head, src);
     const weight = row.weights[src];
     write(
@@ -255,7 +305,7 @@ export class Stage {
     this.picture.addEventListener("pointermove", (event) => this.point(event));
     this.picture.addEventListener("pointerleave", () => this.hover(null));
     this.picture.addEventListener("click", (event) => this.press(event));
-    this.portRow.addEventListener("focusin", (event) => this.hover(sourceOf(event.target)));
+    this.portRow.addEventListener("focusin", (event) => this.hover(this.sourceOf(event.target)));
     this.portRow.addEventListener("focusout", () => this.hover(null));
     this.portRow.addEventListener("keydown", (event) => this.walkPorts(event));
     this.tokenRow.addEventListener("keydown", (event) => this.walkTokens(event));
@@ -299,8 +349,7 @@ export class Stage {
   }
 
   private point(event: PointerEvent): void {
-    const port = sourceOf(event.target);
-    this.hover(port ?? this.arcUnder(event));
+    this.hover(this.sourceOf(event.target) ?? this.arcUnder(event));
     this.picture.classList.toggle("pointing", this.hovered !== null);
   }
 
@@ -309,11 +358,20 @@ export class Stage {
     return arcAt(this.arcs, event.clientX - place.left, event.clientY - place.top, this.base);
   }
 
+  /** The edge of a port. */
+  private sourceOf(target: EventTarget | null): (Cell & { head: null }) | null {
+    const port = (target as Element | null)?.closest?.<HTMLElement>("[data-src]");
+    return port && this.scene ? { src: Number(port.dataset["src"]), dst: this.scene.state.token, head: null } : null;
+  }
+
   private press(event: MouseEvent): void {
     const scene = this.scene;
-    const found = sourceOf(event.target) ?? this.arcUnder(event);
+    const port = this.sourceOf(event.target);
+    const found = port ?? this.arcUnder(event);
     if (!scene || !found) return;
-    this.host.select(found.src, scene.state.token, found.head ?? scene.state.head);
+    const { sender, token, head } = scene.state;
+    if (!port && sender === found.src && head === found.head) return this.host.toggle(found.src, token, head);
+    this.host.select(found.src, token, found.head ?? head);
   }
 
   private walkPorts(event: KeyboardEvent): void {
@@ -341,11 +399,6 @@ export class Stage {
     this.host.receive(next, false);
     this.tokenButton(next)?.focus();
   }
-}
-
-function sourceOf(target: EventTarget | null): { src: number; head: null } | null {
-  const port = (target as Element | null)?.closest?.<HTMLElement>("[data-src]");
-  return port ? { src: Number(port.dataset["src"]), head: null } : null;
 }
 
 function isCut(event: KeyboardEvent): boolean {

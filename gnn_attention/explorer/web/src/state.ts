@@ -23,13 +23,14 @@ export interface State {
   head: number;
   allHeads: boolean;
   token: number; // the receiver
-  sender: number | null; // null: whoever it hears most
+  sender: number | null; // null: the one to which it attends most
   step: number;
   view: string;
   form: Form;
   scope: Scope;
   reachToken: number;
   reachLayers: number;
+  reachMask: number | null; // null: the chosen graph, or a window in the place of the causal one
 }
 
 /** The sizes that a state must stay within. */
@@ -48,7 +49,7 @@ export type Action =
   | {
       type: "look";
       change: Partial<
-        Pick<State, "mode" | "layer" | "head" | "allHeads" | "view" | "form" | "scope" | "reachToken" | "reachLayers">
+        Pick<State, "mode" | "layer" | "head" | "allHeads" | "view" | "form" | "scope" | "reachToken" | "reachLayers" | "reachMask">
       >;
     }
   | { type: "receiver"; token: number }
@@ -80,11 +81,12 @@ export function initial(limits: Limits): State {
     token: Math.max(0, limits.tokens - 1),
     sender: null,
     step: 0,
-    view: limits.views.includes("message exchange") ? "message exchange" : (limits.views[0] ?? ""),
+    view: limits.views[0] ?? "",
     form: "standard",
     scope: "layer",
     reachToken: Math.max(0, limits.tokens - 1),
     reachLayers: 1,
+    reachMask: null,
   };
 }
 
@@ -115,7 +117,7 @@ function worked(state: State, action: Action): Partial<State> & { work: Work } {
   const work = state.work;
   switch (action.type) {
     case "mask":
-      return { work: { ...work, mask: action.mask } };
+      return { work: { ...work, mask: action.mask }, reachMask: null };
     case "edge":
       return { work: { ...work, edits: edited(work.edits, action, scoped(state, action.head)) }, sender: action.src };
     case "show":
@@ -189,6 +191,7 @@ function within(state: State, limits: Limits): State {
     step: clamped(state.step, STEPS),
     reachToken: clamped(state.reachToken, limits.tokens + limits.room),
     reachLayers: Math.max(0, state.reachLayers),
+    reachMask: state.reachMask === null ? null : clamped(state.reachMask, limits.masks),
   };
 }
 
@@ -207,7 +210,7 @@ export function toHash(state: State): string {
   const { mask, edits, written } = state.work;
   const parts = new URLSearchParams({
     at: [state.mode, state.layer, state.allHeads ? "all" : state.head, state.token, state.sender ?? "", state.step].join("."),
-    reach: [state.reachToken, state.reachLayers].join("."),
+    reach: [state.reachToken, state.reachLayers, state.reachMask ?? ""].join("."),
     as: [state.view.replaceAll(" ", "_"), state.form, state.scope].join("."),
   });
   parts.set("graph", String(mask));
@@ -221,7 +224,7 @@ export function fromHash(hash: string, limits: Limits): State {
   const start = initial(limits);
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   const [mode, layer, head, token, sender, step] = (parts.get("at") ?? "").split(".");
-  const [reachToken, reachLayers] = (parts.get("reach") ?? "").split(".");
+  const [reachToken, reachLayers, reachMask] = (parts.get("reach") ?? "").split(".");
   const [view, form, scope] = (parts.get("as") ?? "").split(".");
   const work: Work = {
     mask: clamped(count(parts.get("graph"), limits.start), limits.masks),
@@ -247,6 +250,7 @@ export function fromHash(hash: string, limits: Limits): State {
     scope: SCOPES.find((known) => known === scope) ?? start.scope,
     reachToken: count(reachToken, start.reachToken),
     reachLayers: count(reachLayers, start.reachLayers),
+    reachMask: reachMask ? count(reachMask, 0) : null,
   };
   return within(read, limits);
 }

@@ -1,10 +1,10 @@
-// The seven steps of one receiver's listening, each with the numbers of the edge under study filled into its formula.
+// The seven steps of attention for one receiver, each with the numbers of the edge under study filled into its formula.
 
 import { largest, shares, vector, type Share } from "./bars";
 import { bdi, h, number } from "./dom";
 import { headColour } from "./paint";
 import { aside, formula, heading, strong, sub, sup, text, type Parts } from "./prose";
-import { dot, heardMost, messageLength, norm, rowOf, stateOf, vectorOf, type Row, type Scene } from "./scene";
+import { dot, attendedMost, messageLength, norm, rowOf, stateOf, vectorOf, type Row, type Scene } from "./scene";
 import type { Forms } from "./types";
 import { clipped, percent, rounded, signed, term, visible } from "./words";
 
@@ -56,7 +56,7 @@ function pattern(pair: Pair): Parts {
   const { scene, head, dst } = pair;
   const q = vectorOf(scene.layer.q, scene.layer, head, dst);
   const name = formOf(pair) === "standard" ? word(scene, "q") : "pattern";
-  const told = text("From its state, ", token(pair, dst), ` computes its ${name}, which says what it listens for.`);
+  const told = text("From its state, ", token(pair, dst), ` computes its ${name}, which says what it looks for.`);
   const x = normed(pair, dst);
   if (formOf(pair) === "standard") return [told, ...x.told, formula(`q = ${X} W`, sub("Q")), ...x.picture, vector("q", q)];
   const { pattern: p } = formed(pair);
@@ -77,7 +77,7 @@ function key(pair: Pair): Parts {
     const how = aside("In this form the sender uses its state unchanged: W", sub("K"), " is part of the receiver’s pattern.");
     return [text(token(pair, src), " can be found by its own state."), ...x.told, ...x.picture, how];
   }
-  const told = text("From its state, ", token(pair, src), ` computes its ${word(scene, "k")}, by which every listener can find it.`);
+  const told = text("From its state, ", token(pair, src), ` computes its ${word(scene, "k")}, by which every receiver can find it.`);
   return [told, ...x.told, formula(`k = ${X} W`, sub("K")), ...x.picture, vector("k", vectorOf(scene.layer.k, scene.layer, head, src))];
 }
 
@@ -95,7 +95,7 @@ function logit(pair: Pair): Parts {
   const { scene, head, src, dst, row } = pair;
   const [q, k] = [vectorOf(scene.layer.q, scene.layer, head, dst), vectorOf(scene.layer.k, scene.layer, head, src)];
   const scale = scaleOf(scene);
-  const told = text(`The ${word(scene, "overlaps")} says how well `, token(pair, src), " fits what ", token(pair, dst), " listens for. Scaled, and with any bias added, it is the logit.");
+  const told = text(`The ${word(scene, "overlaps")} says how well `, token(pair, src), " fits what ", token(pair, dst), " looks for. Scaled, and with any bias added, it is the logit, the score before the softmax.");
   const pictures =
     formOf(pair) === "standard"
       ? [
@@ -128,13 +128,13 @@ function logit(pair: Pair): Parts {
   );
   const mostly = Math.abs(rest) > Math.abs(product * scale) && scene.engine.whole;
   const why = mostly ? [aside("Most of this is the bias of their distance, which does not depend on the two tokens.")] : [];
-  const missing = pair.edge ? [] : [aside("There is no edge between them: they would fit this well, but nothing is carried.")];
+  const missing = pair.edge ? [] : [aside("There is no edge between them: their score is as high as this, but no message is carried.")];
   return [told, filled, ...why, ...missing, ...pictures, heading("Logits of all possible senders"), logitLines(pair)];
 }
 
 function softmax(pair: Pair): Parts {
   const { scene, row, src } = pair;
-  const senders = heardMost(scene.layer, pair.head, pair.dst);
+  const senders = attendedMost(scene.layer, pair.head, pair.dst);
   const told = text(
     "The softmax turns the logits of the edges that end at ",
     token(pair, pair.dst),
@@ -164,7 +164,7 @@ function message(pair: Pair): Parts {
   const { scene, src, head, row } = pair;
   const v = vectorOf(scene.layer.v, scene.layer, head, src);
   const m = formOf(pair) === "standard" ? scene.engine.message(scene.run, scene.state.layer, head, src) : formed(pair).message;
-  const told = text("What ", token(pair, src), ` says to every listener in this head is its ${formOf(pair) === "standard" ? word(scene, "v") : "message"}.`);
+  const told = text("What ", token(pair, src), ` sends to every receiver in this head is its ${formOf(pair) === "standard" ? word(scene, "v") : "message"}.`);
   const how = {
     standard: formula(`v = ${X} W`, sub("V"), ",  m = v W", sub("O")),
     factored: formula(`m = (${X} W`, sub("V"), ") W", sub("O")),
@@ -194,7 +194,7 @@ function message(pair: Pair): Parts {
 function sum(pair: Pair): Parts {
   const { scene, head, dst } = pair;
   const z = vectorOf(scene.layer.z, scene.layer, head, dst);
-  const senders = heardMost(scene.layer, head, dst);
+  const senders = attendedMost(scene.layer, head, dst);
   const told = text("Everything that arrives is added up, weighted by sender: this is the ", `${word(scene, "z")}.`);
   const lengths = senders.slice(0, MOST_LINES).map((src) => pair.row.weights[src] * messageLength(scene, scene.run, head, src));
   const longest = Math.max(...lengths, 1e-300);
@@ -251,7 +251,7 @@ function thinking(pair: Pair, heard: Float64Array): Parts {
   const change = norm(stateOf(thought, pair.scene.layer, pair.dst).map((value, index) => value - heard[index]));
   return [
     aside(
-      "This was the communication phase. In the computation phase the token thinks alone, in an MLP, which adds an update of length ",
+      "This was the communication phase. In the computation phase each token is processed alone, by an MLP, which adds an update of length ",
       number(change, "thought", rounded(change)),
       ".",
     ),
@@ -318,7 +318,7 @@ function logitLines(pair: Pair): HTMLElement {
   const chosen =
     every.length <= MOST_LINES
       ? every
-      : [...new Set([pair.src, ...heardMost(pair.scene.layer, pair.head, pair.dst)])].slice(0, MOST_LINES);
+      : [...new Set([pair.src, ...attendedMost(pair.scene.layer, pair.head, pair.dst)])].slice(0, MOST_LINES);
   const low = Math.min(...chosen.map((src) => row.logits[src]));
   const high = Math.max(...chosen.map((src) => row.logits[src]));
   const part = (src: number) => 0.04 + (0.96 * (row.logits[src] - low)) / (high - low || 1);
@@ -374,7 +374,7 @@ function more(count: number): HTMLElement | string {
 }
 
 function nobody(pair: Pair): HTMLElement {
-  return text(token(pair, pair.dst), " hears nobody in this head: its sum is exactly 0.");
+  return text(token(pair, pair.dst), " attends to no token in this head: its sum is exactly 0.");
 }
 
 function formOf(pair: Pair): "standard" | "factored" | "merged" {

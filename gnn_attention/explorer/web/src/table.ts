@@ -1,7 +1,7 @@
 // The same edges as a table, for screen readers and for whoever likes tables.
 
 import { bdi, button, fill, h, number, set } from "./dom";
-import { heardMost, layerNumber, messageLength, type Scene } from "./scene";
+import { attendedMost, layerNumber, messageLength, type Scene } from "./scene";
 import { clipped, named, rounded, term, visible } from "./words";
 
 export class EdgeTable {
@@ -26,7 +26,7 @@ export class EdgeTable {
     this.scene = scene;
     const { state, tokens, layer } = scene;
     const which = layerNumber(scene.data, state.layer);
-    const senders = heardMost(layer, state.head, state.token).sort((one, other) => one - other);
+    const senders = attendedMost(layer, state.head, state.token).sort((one, other) => one - other);
     fill(
       this.title,
       "All edges into ",
@@ -70,5 +70,5 @@ export class EdgeTable {
 }
 
 function nobody(): HTMLElement {
-  return h("tr", {}, h("td", { colspan: 6 }, "The receiver hears nobody: its update from this head is exactly 0."));
+  return h("tr", {}, h("td", { colspan: 6 }, "The receiver attends to no token: its update from this head is exactly 0."));
 }

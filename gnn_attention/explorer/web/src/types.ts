@@ -3,9 +3,9 @@
 /** Bits of a [size, size] mask, row after row (dst, then src), most significant bit first, in base64. size = tokens + room. */
 export interface Mask {
   name: string; // the expression, e.g. "window(9, 3) | sinks(9, 1)"
-  meaning: string; // one sentence: who hears whom
+  meaning: string; // one sentence: which tokens attend to which
   bits: string;
-  causal: boolean; // false: somebody hears a later token
+  causal: boolean; // false: some token attends to a later one
   tokens: number; // as many as the graph tells of; with this mask no more can be written
 }
 
@@ -33,7 +33,7 @@ export interface WholeModel {
 }
 
 /** One run of a model that is too large or too foreign to carry: q, k, v of each layer as they were (kind "record").
- *  Cutting an edge changes this layer's listening and update; later layers are as recorded, and the page says so. */
+ *  Cutting an edge changes this layer's weights and update; later layers are as recorded, and the page says so. */
 export interface Recorded {
   kind: "record";
   name: string;
@@ -128,7 +128,7 @@ export interface Engine {
   pick(run: Run, token: number, temperature: number, random: number): number;
   /** The update along a token's unembedding: what this edge adds to that logit, before the last norm. Throws for a record. */
   contribution(run: Run, layer: number, head: number, src: number, dst: number, tokenId: number): number;
-  /** reach[l][t]: 1 if token t of the start is heard of by `token` after l + 1 layers of this mask and edits (any head). The
+  /** reach[l][t]: 1 if token t of the start is within the reach of `token` after l + 1 layers of this mask and edits (any head). The
    *  token itself always is. Layers that the model does not have take the edits of layer "all". */
   reach(options: { mask: number; edits: Edit[]; token: number; layers: number; size: number }): Uint8Array[];
   /** Whether mask number `mask` has the edge, in that layer: the own masks of a record may vary by layer. */

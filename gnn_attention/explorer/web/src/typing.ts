@@ -2,6 +2,7 @@
 
 import { bdi, button, fill, freshId, h, set, write } from "./dom";
 import type { Engine, PageData } from "./types";
+import { strong } from "./prose";
 import { clipped, counted, visible } from "./words";
 
 export interface TypingHost {
@@ -11,10 +12,11 @@ export interface TypingHost {
 
 const ROOM = 16; // tokens that may be written after the longest text
 const TITLE = 80;
+const PIECES = 2; // tokens for each word: more of them, and the text is not of the kind that the model has read
 const EXAMPLES = [
-  "Llamas do not output words",
-  "def add(a, b):\n    return a +",
-  "class Stack:\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):\n        return self.",
+  "if x is not None:\n    x = str(x)\nif y is not",
+  "def __init__(self, name):\n        self.name =",
+  "for key in keys:\n    print(key)\nfor key in",
 ];
 
 /** The most tokens that a typed text may have; 0 where nothing can be typed. */
@@ -43,9 +45,15 @@ export function fromAddress(hash: string, data: PageData): number[] | null {
   return tokens.length <= longest(data) && tokens.every((token) => token < known) ? tokens : null;
 }
 
+/** A button for each text that the model continues well, named by its last line. */
+function offered(take: (text: string) => void): HTMLElement[] {
+  return EXAMPLES.map((text) => button(`${text.slice(text.lastIndexOf("\n") + 1).trim()} …`, () => take(text), { class: "small", title: text }));
+}
+
 export class Typing {
   readonly opener = button("", () => this.turn(), { class: "type-opener", "aria-label": "Type your own text" });
   readonly element = h("section", { class: "typing", "aria-label": "Your own text", hidden: true });
+  readonly hint = h("div", { class: "hint" });
   private text: HTMLTextAreaElement;
   private told = h("p", { class: "typing-told", role: "status" });
   private pieces = h("p", { class: "typing-pieces", "aria-hidden": "true" });
@@ -60,22 +68,35 @@ export class Typing {
   ) {
     const id = freshId("typing");
     this.text = h("textarea", { id, rows: 3, spellcheck: "false", autocapitalize: "off", maxlength: 4000 });
-    const label = h("label", { for: id }, "Your own text, for example lines of Python");
+    const label = h("label", { for: id }, "Your own text");
     const back = button("Back to the first text", () => this.host.read(null));
     set(back, "hidden", own);
+    const knows = h("p", {}, strong("This small model knows Python, not English."), " It was trained on Python source code.");
     const limits =
-      `The model was trained on Python code and knows ${this.known()} pieces of text. Characters without a piece are read byte by byte, one token ` +
+      `Its vocabulary has ${this.known()} pieces of text. Characters without a piece are read byte by byte, one token ` +
       `for each byte. The text may have at most ${counted(longest(data), "token")}. Nothing leaves this page.`;
-    const examples = EXAMPLES.map((text) => button(text.split("\n")[0], () => this.take(text), { class: "small" }));
-    const others = h("div", { class: "typing-row" }, h("span", { class: "aside" }, "or one of these:"), ...examples);
+    const examples = offered((text) => this.take(text));
+    const others = h("div", { class: "typing-row" }, h("span", { class: "aside" }, "Texts that work:"), ...examples);
     const row = h("div", { class: "typing-row" }, this.go, back, button("Cancel", () => this.turn()), this.told);
-    this.element.append(label, this.text, others, this.pieces, row, h("p", { class: "aside" }, limits));
+    this.element.append(knows, label, this.text, others, this.pieces, row, h("p", { class: "aside" }, limits));
     const sign = h("span", { class: "narrow", "aria-hidden": "true" }, "✎");
     fill(this.opener, sign, h("span", { class: "wide" }, "Type your own text"));
     set(this.opener, "hidden", longest(data) === 0);
     set(this.opener, "aria-expanded", "false");
+    this.warn();
     this.text.addEventListener("input", () => this.cut());
     this.text.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** Says of an English text what the model knows, and offers texts that it can continue. */
+  private warn(): void {
+    const { model, tokens } = this.data;
+    const words = tokens.map((token) => token.text).join("").split(/\s+/).filter(Boolean);
+    const prose = words.length > 2 && tokens.length > PIECES * words.length && !/[=(:[{]/.test(words.join(""));
+    set(this.hint, "hidden", !(model.kind === "model" && model.trained && prose && longest(this.data)));
+    const examples = offered((text) => this.host.read(this.engine.encode(text)));
+    const why = ` It reads these ${words.length} words as ${tokens.length} pieces. Texts that work:`;
+    fill(this.hint, h("span", {}, strong("This small model knows Python, not English."), why), ...examples);
   }
 
   private known(): string {

@@ -1,4 +1,4 @@
-// The same head with words for nodes: what the tokens of a word hear, added up by word.
+// The same head with words for nodes: what the tokens of a word attend to, added up by word.
 
 import { curveOf, pathOf, strokeOf } from "./arcs";
 import { shares } from "./bars";
@@ -55,7 +55,7 @@ export class WordGraph {
   readonly element: HTMLElement;
   private told = h("p", { class: "aside" });
   private arcs = svg("svg", { class: "word-arcs", "aria-hidden": "true" });
-  private row = h("div", { class: "word-row", role: "group", "aria-label": "Words: choose the one that listens" });
+  private row = h("div", { class: "word-row", role: "group", "aria-label": "Words: choose the receiver" });
   private list = h("div", { class: "word-list" });
 
   constructor(private host: WordsHost) {
@@ -73,21 +73,21 @@ export class WordGraph {
     const chosen = words.findIndex((word) => word.last >= state.token);
     const weights = weightsOf(scene.layer, state.head, words);
     const where = `in layer ${layerNumber(scene.data, state.layer)}, head ${state.head}`;
-    const how = "The weights of all tokens of the heard word are added, and averaged over the tokens of the word that listens";
+    const how = "The weights of all tokens of a sending word are added, and averaged over the tokens of the receiving word";
     fill(this.told, `Here the ${scene.tokens.length} tokens are grouped into ${words.length} words, ${where}. ${how}.`);
     this.draw(words, weights, chosen, state.head);
     const lines = words.map((word, index) => ({
       ...{ index: null, text: word.text.trimStart(), value: weights[chosen][index], shown: rounded(weights[chosen][index]) },
       ...{ part: weights[chosen][index], before: null, name: `word-${index}`, colour: headColour(state.head) },
     }));
-    fill(this.list, shares(`what ${words[chosen].text.trim()} hears`, lines.filter((line) => line.value > 0)));
+    fill(this.list, shares(`what ${words[chosen].text.trim()} attends to`, lines.filter((line) => line.value > 0)));
   }
 
   private draw(words: Word[], weights: number[][], chosen: number, head: number): void {
     const width = Math.max(240, this.element.clientWidth || 640);
     const slot = width / words.length;
     const x = Float64Array.from(words, (_, index) => (index + 0.5) * slot);
-    const layout: Layout = { kind: "words", width, height: HEIGHT, slot, x, widths: x };
+    const layout: Layout = { kind: "words", width, height: HEIGHT, gutter: 0, slot, x, widths: x };
     const paths: SVGPathElement[] = [];
     weights.forEach((row, dst) =>
       row.forEach((weight, src) => {

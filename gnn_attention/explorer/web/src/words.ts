@@ -35,12 +35,15 @@ export function named(index: number, text: string): string {
   return `${index} \u2068‘${clipped(visible(text), 24)}’\u2069`;
 }
 
+/** The words of the field, in which the page begins. */
+export const USUAL = "usual";
+
 const PLAIN: Record<string, string> = {
   q: "query (q)",
   k: "key (k)",
   overlaps: "dot product (q · k)",
-  logits: "logits",
-  weights: "weights",
+  logits: "logits (scores)",
+  weights: "softmax weights",
   v: "value (v)",
   z: "weighted sum (z)",
   update: "update",
@@ -53,6 +56,7 @@ export function term(data: PageData, view: string, name: string): string {
 }
 
 const VIEWS: Record<string, string> = {
+  usual: "transformers (usual)",
   search: "soft search",
   routing: "residual streams",
   transforms: "coupled transforms",

@@ -1,4 +1,4 @@
-// Who hears whom: the bits of a mask, the user's edits over them, and how far hearing spreads over layers.
+// Which tokens attend to which: the bits of a mask, the user's edits over them, and how far reach spreads over layers.
 
 import type { Edit, PageData } from "../types";
 import { bitsOf } from "./decode";
@@ -47,7 +47,7 @@ function isToken(token: number, tokens: number): boolean {
   return Number.isInteger(token) && token >= 0 && token < tokens;
 }
 
-/** Whom `token` has heard of after 1, 2, ... layers: itself, and all from whom an edge of any head leads on. */
+/** What `token` reaches after 1, 2, ... layers: itself, and all tokens from which an edge of any head leads on. */
 export function spread(
   edgesOf: (layer: number) => Uint8Array,
   heads: number,
@@ -56,7 +56,7 @@ export function spread(
   layers: number,
 ): Uint8Array[] {
   const steps = Array.from({ length: layers }, (_, layer) => anyHead(edgesOf(layer), heads, tokens));
-  // After l + 1 layers: what layer l lets the token hear directly, and of each of those what they had heard before.
+  // After l + 1 layers: the senders of the token in layer l, and what each of those had reached before.
   return steps.map((_, last) => {
     let known: Uint8Array = new Uint8Array(tokens);
     if (isToken(token, tokens)) known[token] = 1;
