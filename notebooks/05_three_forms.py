@@ -14,14 +14,15 @@
 # # Patterns and messages, in three forms
 #
 # Attention is printed with four matrices for each head: query, key, value, output. They are only ever used in pairs. Multiply
-# each pair out, and two things are left for each token: a **pattern**, which says whom it listens to, and a **message**, which
-# says what it tells. That is the shorter description, and the same function.
+# each pair out, and two vectors are left for each token: a **pattern**, which says what the token looks for, and a **message**,
+# which says what it sends. That description is shorter, and it is the same function.
 #
-# Whether one also *computes* it that way is a question of cost, which [notebook 09](09_why_thin_factors.ipynb) answers. This one
-# shows three forms of one head that give the same numbers, where patterns and messages arise in each, what can be read from
-# them, and where the story ends: rotated queries and keys.
+# Whether one also *computes* it in this form is a question of cost, which [notebook 09](09_why_thin_factors.ipynb) answers. This
+# notebook shows three forms of one head that give the same numbers, where patterns and messages arise in each, what can be read
+# from them, and where the story ends: at rotated queries and keys.
 #
-# The names and the forms are those of Chris McCormick's two articles *Patterns and Messages* ("the source text" below). You
+# The names and the forms are those of Chris McCormick's two articles *Patterns and Messages* ("the source text" below), and the
+# illustrations show what his show, with the sizes of Llama 3 8B that he uses: states of 4,096 numbers and 32 heads of 128. You
 # need [notebook 01](01_attention_is_message_passing.ipynb) and the first two sections of
 # [notebook 02](02_many_heads_many_graphs.ipynb).
 #
@@ -31,31 +32,23 @@
 
 # %%
 import math
-import warnings
 
 import matplotlib.pyplot as plt
 import torch
-from pictures import draw_product
+from IPython.display import SVG
+from pictures import BLUE, GREY, ORANGE, draw_table, use_house_style
 from torch.nn import functional
 
 import gnn_attention as ga
 
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention.interpret import circuits  # noqa: E402
-
+use_house_style()
 torch.set_grad_enabled(False)  # nothing is trained here
 torch.set_default_dtype(torch.float64)  # so that "equal" can mean equal to twelve digits
 
-BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"
-plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False})
-plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
-
 
 # %% [markdown]
-# Our material is the first layer of the trained model that ships with the package, listening to one sentence. `x` are the
-# states that the layer is given.
+# Our material is the first layer of the trained model that ships with the package, applied to one sentence. `x` are the
+# states that the layer receives.
 
 # %%
 model, vocabulary = ga.model.load_trained()
@@ -82,9 +75,9 @@ print(n, "tokens:", " | ".join(pieces))
 #
 # $$\text{Concat}(\text{head}_1, \dots) W_O = \sum_h \text{head}_h W_O^h = \sum_h \text{weights}_h \, (X W_V^h W_O^h)$$
 #
-# The first step cuts $W_O$ into a block of rows for each head. The second moves a bracket: instead of mixing short values and
-# projecting the mixture, project every value first and mix the results. What is mixed now has a meaning of its own, without the
-# weights: it is what token $j$ tells through head $h$, its **message**, as wide as a state.
+# The first step cuts $W_O$ into one block of rows for each head. The second moves a bracket: instead of mixing short values and
+# projecting the mixture, project every value first and mix the results. What is mixed now has a meaning that does not depend on the
+# weights: it is what token $j$ sends through head $h$, its **message**, and it is as wide as a state.
 
 # %%
 q, (k, v) = heads.receive(x[None])[0], (part[0] for part in heads.send(x[None]))
@@ -108,47 +101,32 @@ print(
 )
 
 # %% [markdown]
+# Seen in this way, a head is two processes. Query and key decide *whom* a token attends to (blue, here and in all pictures of this
+# chapter). Value and output decide *what* is sent (orange). They meet once, when the weights multiply the messages. The sum over all
+# heads is added to the state of the receiver, which stays on the left as the *residual*.
+
+# %% tags=["S1.3"] mystnb={"image": {"alt": "The query-key process makes weights, the value-output process makes messages; the weighted sum over 32 heads is added to the state."}}
+SVG("../docs/illustrations/two-processes.svg")
+
+# %% [markdown]
+# Change a matrix on the left, and no message changes. Change one on the right, and no weight does (exercise 3).
+#
 # ## 2. Merging two projections into one
 #
-# $W_V^h$ squeezes a state into a few numbers, $W_O^h$ makes it wide again. Multiplied out they are one square matrix, the **message projection**
-# $W_M$. $W_Q^h$ and $W_K^h$ are merged in the same way into the **pattern projection** $W_P$. Here they are, drawn to scale. On
-# the left, what is stored and trained; on the right, what it amounts to.
+# $W_V^h$ squeezes a state into a few numbers, and $W_O^h$ makes it wide again. Multiplied out, they are one square matrix, the
+# **message projection** $W_M$. In the same way $W_Q^h$ and $W_K^h$ become the **pattern projection** $W_P$. The two pictures are to
+# scale: what is stored and trained is thin, and what it amounts to is square.
 
-# %% tags=["S1.7", "S1.10"]
-X = ("X", n, width, GREY)
-figure, axes = plt.subplots(2, 2, figsize=(13, 5.4))
-thin_message = [
-    X,
-    (r"$W_V$", width, d, ORANGE),
-    (r"$W_O$", d, width, ORANGE),
-    "=",
-    ("messages M", n, width, ORANGE),
-]
-draw_product(axes[0, 0], thin_message, "values, then output")
-draw_product(
-    axes[0, 1],
-    [X, (r"$W_M$", width, width, ORANGE), "=", ("messages M", n, width, ORANGE)],
-    "one message projection",
-)
-thin_pattern = [
-    X,
-    (r"$W_Q$", width, d, BLUE),
-    (r"$W_K^\top$", d, width, BLUE),
-    "=",
-    ("patterns P", n, width, BLUE),
-]
-draw_product(axes[1, 0], thin_pattern, "queries, then keys")
-draw_product(
-    axes[1, 1],
-    [X, (r"$W_P$", width, width, BLUE), "=", ("patterns P", n, width, BLUE)],
-    "one pattern projection",
-)
-plt.show()
+# %% tags=["S1.7"] mystnb={"image": {"alt": "Five states times two thin matrices, or times one square matrix, are the same five messages."}}
+SVG("../docs/illustrations/message-projection.svg")
+
+# %% tags=["S1.10"] mystnb={"image": {"alt": "One state times two thin matrices, or times one square matrix, is the same pattern, which is compared with all states."}}
+SVG("../docs/illustrations/pattern-projection.svg")
 
 # %% [markdown]
 # A pattern is as wide as a state because it *describes* a state: the one that its receiver looks for. How well a sender fits is
-# a dot product of the two. And the channel width $d$ has not vanished: it is the **rank** of both square matrices, and it stays
-# in the scale $1 / \sqrt d$.
+# a dot product of the two. And the width $d$ of a head has not vanished: it is the **rank** of both square matrices, and it stays
+# in the scale $1 / \sqrt d$. Here are both matrices in our smaller model, in which a state has 128 numbers and a head 32:
 
 # %%
 W_P, W_M = heads.W_Q @ heads.W_K.mT, heads.W_V @ heads.W_O
@@ -161,76 +139,37 @@ print("ranks of the four message matrices:", torch.linalg.matrix_rank(W_M).tolis
 # %% [markdown]
 # ## 3. Three forms
 #
-# For one receiver $x_q$ and one head, the source text prints three lines:
-#
-# $$\text{standard} \quad \text{softmax}\Big( \frac{x_q W_Q \; (X W_K)^\top}{\sqrt d} \Big) \; X W_V \; W_O$$
-#
-# $$\text{factored} \quad \text{softmax}\Big( \frac{\overbrace{x_q W_Q W_K^\top}^{p} X^\top}{\sqrt d} \Big) \;
-# \overbrace{X W_V W_O}^{M}$$
-#
-# $$\text{merged} \quad \text{softmax}\Big( \frac{\overbrace{x_q W_P}^{p} X^\top}{\sqrt d} \Big) \; \overbrace{X W_M}^{M}$$
-#
-# The standard form never has a pattern or a message in its hands: it compares in the short space of the channels, and it mixes
-# before it widens. In the other two forms patterns and messages exist. All three run through the same layer, over any graph,
-# with any change of the logits (here the model's own: a learned number for each distance).
+# For one receiver $x_q$ and one head, there are three ways to write the same output $o$. Follow a column from top to bottom: the bars
+# are vectors, and the boxes are matrices and formulas.
 
-
-# %% tags=["S1.3", "S1.21"]
-def draw_flow(ax, title, looks, tells):
-    """Two columns that meet only at the top: what decides who is heard, and what decides what is said; bold: p and M."""
-    for column, boxes, colour in ((0, looks, BLUE), (1.4, tells, ORANGE)):
-        for row, text in enumerate(boxes):
-            bold = "bold" if text in ("p", "M") else "normal"
-            box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "alpha": 0.35, "edgecolor": "black"}
-            ax.text(column, row, text, ha="center", va="center", fontsize=10, fontweight=bold, bbox=box)
-            if row:
-                ax.annotate("", (column, row - 0.28), (column, row - 0.72), arrowprops={"arrowstyle": "->"})
-    top = max(len(looks), len(tells)) - 0.1
-    ax.text(0.7, top, "weights times what is told = o", ha="center", va="center", fontsize=10)
-    for column, boxes in ((0, looks), (1.4, tells)):
-        ax.annotate("", (0.7, top - 0.25), (column, len(boxes) - 0.65), arrowprops={"arrowstyle": "->"})
-    ax.set(xlim=(-0.8, 2.2), ylim=(-0.6, 5.4), title=title)
-    ax.set_axis_off()
-
-
-figure, axes = plt.subplots(1, 3, figsize=(12, 4.6))
-soft, every = r"softmax($\,\cdot\,/\sqrt{d}\,$)", r"$p\,X^\top$: p with all states X"
-keys = r"$q\,K^\top$: q with all keys K"
-draw_flow(axes[0], "standard", ["$x_q$, X", "$W_Q$, $W_K$", keys, soft], ["X", "$W_V$", "mix, then $W_O$"])
-draw_flow(
-    axes[1],
-    "factored",
-    ["$x_q$", r"$W_Q$, then $W_K^\top$", "p", every, soft],
-    ["X", "$W_V$, then $W_O$", "M"],
-)
-draw_flow(axes[2], "merged", ["$x_q$", "$W_P$", "p", every, soft], ["X", "$W_M$", "M"])
-plt.show()
+# %% tags=["S1.21"] mystnb={"image": {"alt": "Three columns: the standard form compares queries with keys, the refactored and the merged form compare patterns with states and sum messages."}}
+SVG("../docs/illustrations/three-forms.svg")
 
 # %% [markdown]
-# In all three the blue column and the orange column are two processes that never touch until the end: change a matrix on the left, and no
-# message changes; change one on the right, and no weight does (exercise 3).
+# The **standard** form never has a pattern or a message in its hands: it compares in the short space of the head, and it mixes
+# before it widens. In the other two forms patterns and messages exist. The library calls the second one **factored**, because it keeps
+# both factors of each matrix, and the third one **merged**. All three run through the same layer, over any graph, with any change of the
+# logits (here the model's own: a learned number for each distance).
 
 # %%
 forms = {"standard": heads, "factored": ga.FactoredHeads.of(heads), "merged": ga.MergedHeads.of(heads)}
 expected = ga.MessagePassingAttention(heads, position)(x, graph)
 
 for name, form in forms.items():
-    receives, (sends, tells) = form.receive(x[None])[0], (part[0] for part in form.send(x[None]))
+    receives, (sends, carries) = form.receive(x[None])[0], (part[0] for part in form.send(x[None]))
     update = ga.MessagePassingAttention(form, position)(x, graph)
     assert torch.allclose(update, expected, rtol=0, atol=1e-12)
-    where = "no P, no M" if name == "standard" else "P is what a receiver brings, M what a sender tells"
+    where = "no P, no M" if name == "standard" else "P is what a receiver brings, M what a sender sends"
     print(
-        f"{name:>8}: compares {list(receives.shape)} with {list(sends.shape)}, mixes {list(tells.shape)}: {where}"
+        f"{name:>8}: compares {list(receives.shape)} with {list(sends.shape)}, mixes {list(carries.shape)}: {where}"
     )
     if name != "standard":
         assert torch.allclose(receives, P, rtol=0, atol=1e-12)
         assert torch.allclose(sends, x.expand_as(sends))
-        assert torch.allclose(tells, M, rtol=0, atol=1e-12)
+        assert torch.allclose(carries, M, rtol=0, atol=1e-12)
 
 # %% [markdown]
-# ## 4. All of it in ten lines
-#
-# The final formulation has two matrices for each head and no output projection. As a plain function:
+# The merged form has two matrices for each head and no output projection. The whole layer is a function of ten lines:
 
 
 # %% tags=["S0.9"]
@@ -254,11 +193,11 @@ assert not torch.allclose(
 print("the same updates, and not if the scale were that of the model's width")
 
 # %% [markdown]
-# ## 5. Whose pattern is it?
+# ## 4. Whose pattern is it, and how long?
 #
-# A logit is $x_i W_P x_j^\top$, with the receiver $i$ on the left and the sender $j$ on the right. One may put the bracket on
-# either side. $(x_i W_P)$ is the **receiver's** pattern: what does $i$ look for? $(x_j W_P^\top)$ is the **sender's**: by whom
-# does $j$ want to be heard? The numbers are the same, and the matrices are each other's transpose.
+# A logit is $x_i W_P x_j^\top$, with the receiver $i$ on the left and the sender $j$ on the right. The bracket can stand on
+# either side. $(x_i W_P)$ is the **receiver's** pattern: what does $i$ look for? $(x_j W_P^\top)$ is the **sender's**: which receivers
+# should attend to $j$? The logits are the same, and the matrices are each other's transpose.
 
 # %%
 receivers, senders = ga.FactoredHeads.of(heads), ga.FactoredHeads.of(heads, side="sender")
@@ -271,17 +210,15 @@ assert torch.allclose(ga.MessagePassingAttention(senders, position)(x, graph), e
 print("the same logits from patterns of the receivers and from patterns of the senders; the patterns differ")
 
 # %% [markdown]
-# The difference counts when a text is written token by token. The receiver is new each time, the senders have been there. So a
+# The difference matters when a text is written token by token. The receiver is new each time, and the senders were there before. So a
 # pattern that is to be computed once and kept must be the sender's. (The source text defines its patterns on the receiver's
-# side, $p = x W_P$, and then caches them: it has changed the side on the way, and with it the matrix.)
-#
-# ## 6. How long is a pattern?
+# side, $p = x W_P$, and then caches them. It has changed the side without saying so, and with it the matrix.)
 #
 # A dot product rewards the right direction, and also sheer length:
 #
 # $$p_i \cdot x_j = |p_i| \; |x_j| \, \cos(p_i, x_j)$$
 #
-# "Inspecting the magnitude of pattern vectors could be interesting", says the text. Let us look, at somewhat more tokens.
+# "Inspecting the magnitude of pattern vectors could be interesting", says the text. Let us look, at a longer text.
 
 # %%
 CODE = '''
@@ -310,43 +247,48 @@ for h, of_head in enumerate(lengths):
 print(f"states from {y.norm(dim=-1).min():.1f} to {y.norm(dim=-1).max():.1f} long")
 
 # %% [markdown]
-# The states have been normalised before they come here, so they are all about equally long. The patterns are not. What does the
+# The states were normalised before they came here, so they are all about equally long. The patterns are not. What does the
 # length do? That depends on *whose* pattern it is. These are the receivers', and the length of a receiver's pattern multiplies *all*
-# its logits alike. So it does not change who fits best, but **how sharply** the receiver listens: a long
-# pattern makes the softmax sharp, a pattern near 0 makes it even. It acts as an *inverse temperature*, a
-# factor in front of all logits ([notebook 07](07_why_the_square_root.ipynb), section 4), and one of the receiver's own.
+# of its logits by the same factor. So it does not change who fits best, but **how sharply** the receiver attends: a long
+# pattern makes the softmax sharp, and a pattern near 0 makes it even. It acts as an *inverse temperature*, a
+# factor in front of all logits ([notebook 07](07_why_the_square_root.ipynb), section 4), and each receiver has its own.
 #
-# To see it we count the senders that a receiver effectively hears, $e^{\text{entropy}}$, as a share of those it may hear: 1 if
-# it listens evenly. Below are the last 32 receivers. (Without the model's numbers for distances, which would blur the picture.)
+# To see it, we count the senders to which a receiver effectively attends, $e^{\text{entropy}}$, as a share of those that its graph
+# allows: 1 means that it attends to all of them evenly. Below are the last 32 receivers, with punctuation in orange: in head 0 on the left,
+# in all heads on the right. (The model's numbers for distances are left out, because they would blur the picture.)
 
 # %% tags=["S1.16"]
 layer = ga.MessagePassingAttention(heads)
-_, (_, listened) = layer(y, line, return_attention_weights=True)
+_, (_, edge_weights) = layer(y, line, return_attention_weights=True)
 table = torch.zeros(heads.num_heads, len(y), len(y))
-table[:, dst, src] = listened.T
+table[:, dst, src] = edge_weights.T
 effective = torch.special.entr(table).sum(-1).exp() / line.in_degree()
 late = slice(len(y) - 32, None)
+punctuation = torch.tensor(
+    [not any(map(str.isalnum, piece.replace(r"\n", ""))) for piece in code_pieces]
+)  # \n: the end of a line
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(13, 3.8), width_ratios=[1.7, 1])
-looks = zip((BLUE, ORANGE, GREEN, RED), ("o", "s", "^", "D"), strict=True)
-for h, (colour, marker) in enumerate(looks):
-    left.plot(range(32), lengths[h, late], marker, color=colour, markersize=4, label=f"head {h}")
-    right.plot(lengths[h, late], effective[h, late], marker, color=colour, markersize=4)
+colours = [ORANGE if mark else BLUE for mark in punctuation[late]]
+left.bar(range(32), lengths[0, late], color=colours)
 left.set_xticks(
     range(32),
     [piece[:8] for piece in code_pieces[late]],
     rotation=75,
     ha="right",
     rotation_mode="anchor",
-    fontsize=7,
+    fontsize=8,
 )
-left.set(ylabel="length of the pattern", title="who listens sharply, in which head", ylim=(0, None))
-left.legend(frameon=False, ncols=4, fontsize=8)
-right.set(
-    xlabel="length of the pattern",
-    ylabel="share effectively heard",
-    title="a long pattern listens sharply",
-)
+left.set(ylabel="length of the pattern in head 0", ylim=(0, None))
+for h in range(heads.num_heads):
+    for mark, colour, marker in ((False, BLUE, "o"), (True, ORANGE, "s")):
+        here = punctuation[late] == mark
+        label = {False: "pieces of words", True: "punctuation, line ends, indents"}[mark] if h == 0 else None
+        right.plot(
+            lengths[h, late][here], effective[h, late][here], marker, color=colour, markersize=4, label=label
+        )
+right.set(xlabel="length of the pattern, all four heads", ylabel="share of senders, effectively")
+right.legend(frameon=False, loc="lower left", fontsize=9)
 plt.show()
 
 # %% tags=["S1.16"]
@@ -355,34 +297,19 @@ correlation = torch.corrcoef(torch.stack(ranks))[0, 1]
 assert correlation < -0.6
 print(f"rank correlation of the two: {correlation:.2f}")
 
-signs = torch.tensor(
-    [not any(map(str.isalnum, piece.replace(r"\n", ""))) for piece in code_pieces]
-)  # \n: the end of a line
 for h in (0, 1):
-    print(
-        f"head {h}: patterns of signs are {lengths[h, signs].mean():.1f} long, of words {lengths[h, ~signs].mean():.1f}"
-    )
-    assert lengths[h, signs].mean() > 1.5 * lengths[h, ~signs].mean()
+    of_marks, of_words = lengths[h, punctuation].mean(), lengths[h, ~punctuation].mean()
+    print(f"head {h}: patterns of punctuation are {of_marks:.1f} long, of word pieces {of_words:.1f}")
+    assert of_marks > 1.5 * of_words
 
 # %% [markdown]
 # In heads 0 and 1 punctuation attends sharply (brackets, commas, line ends); word pieces spread their attention almost
-# evenly. Tripling the pattern is the same as tripling the inverse temperature, exactly:
-
-# %%
-angles = (
-    functional.normalize(P_code[0], dim=-1) @ y.T
-)  # what is left of the logits when every pattern has length 1
-tripled = (3 * P_code[0] @ y.T / math.sqrt(d)).softmax(-1)
-assert torch.allclose(tripled, (angles * 3 * lengths[0, :, None] / math.sqrt(d)).softmax(-1))
-assert torch.equal(
-    angles.argmax(-1), (P_code[0] @ y.T).argmax(-1)
-)  # whom it fits best does not depend on its length
-print("the length of a receiver's pattern changes how sharply it listens, not whom it prefers")
-
-# %% [markdown]
-# And the patterns that are *cached*? Those are the ones the text speaks of, and they are the **senders'**. Is the lesson the same? The
-# length of a sender's pattern stands in one logit of each receiver: its own. A sender with a long pattern is heard more by everybody, so
-# here the length decides *who wins*. Bring all of them to one length, and ask every receiver for its favourite again:
+# evenly.
+#
+# And the patterns that are *cached*? Those are the ones that the text speaks of, and they are the **senders'**. Is the lesson the
+# same? The length of a sender's pattern is a factor of one logit of each receiver: the one for this sender. All receivers attend more to
+# a sender with a long pattern that fits, so here the length decides *who wins*. Give all patterns the same length, and look again for the
+# sender to which each receiver attends most, its favourite:
 
 
 # %% tags=["S1.16"]
@@ -390,11 +317,11 @@ def favourites_lost(patterns_of_receivers, patterns_of_senders, states):
     """The share of receivers whose favourite changes when all patterns get one length: theirs, the senders'."""
     past, unit = line.mask(), functional.normalize
     true = (patterns_of_receivers @ states.T).masked_fill(~past, -math.inf).argmax(-1)
-    receivers_alike = unit(patterns_of_receivers, dim=-1) @ states.T
-    senders_alike = states @ unit(patterns_of_senders, dim=-1).mT
+    with_unit_receivers = unit(patterns_of_receivers, dim=-1) @ states.T
+    with_unit_senders = states @ unit(patterns_of_senders, dim=-1).mT
     return [
         (fits.masked_fill(~past, -math.inf).argmax(-1) != true).double().mean(-1)
-        for fits in (receivers_alike, senders_alike)
+        for fits in (with_unit_receivers, with_unit_senders)
     ]
 
 
@@ -409,38 +336,91 @@ assert (of_receivers == 0).all()
 assert (of_senders > 0.5).all()
 
 # %% [markdown]
-# So both halves are true, and they are opposites: the length of what a receiver looks for is its **temperature**, the length of what a
-# sender answers to is its **loudness**. "Inspecting the magnitude of pattern vectors" was a good idea.
+# So both halves are true, and they are opposites: the length of what a receiver looks for is its **temperature**, and the length of
+# what a sender answers to is its **loudness**. "Inspecting the magnitude of pattern vectors" was a good idea.
 #
-# **What does a pattern look for?** It is as wide as a state, and so is every embedding. So it can be read: which words of the
-# vocabulary fit it best? And a message, dotted with the *unembedding*, says which words it makes likelier. (`circuits.top_tokens` takes
-# the best by dot product. Nothing is run here: two products with matrices of the model.)
+# ## 5. What does a pattern look for, what does a message say?
+#
+# A pattern and a message are as wide as a state, and so is every embedding. So both can be read without running the model. A message,
+# dotted with the *unembedding*, says which words it makes likelier. A pattern, dotted with the embeddings, says which words it fits best.
+# (`gnn_attention.interpret.circuits` has functions for this.) Here is one head of the second layer:
 
-# %% tags=["S0.7", "S1.11"]
+# %% tags=["S0.7"]
 words = vocabulary.pieces(range(len(vocabulary)))
+embeddings = [
+    block.attention_norm(model.embedding.weight) for block in model.blocks
+]  # as layers 0 and 1 see them
 unembedding = model.unembedding.weight * model.norm.weight
-for number, head in ((0, 0), (0, 3), (1, 0), (1, 2)):
-    every_word = model.blocks[number].attention_norm(model.embedding.weight)
-    form = ga.FactoredHeads.of(model.layers[number].heads)
-    for token in (" do", " if", " return"):
-        one = every_word[vocabulary.encode(token)][None]
-        looks = circuits.top_tokens(form.patterns(one)[0, head, 0], every_word, 4).tokens
-        says = circuits.top_tokens(form.messages(one)[0, head, 0], unembedding, 4).tokens
-        looks, says = ([words[i] for i in found.tolist()] for found in (looks, says))
-        print(f"{number}.{head} {token!r:>9} looks for {looks!s:42} says {says}")
-        if (number, head, token) == (0, 0, " do"):
-            assert looks == [" elif", " if", " If", " while"]
-        if (number, head, token) == (1, 0, " do"):
-            assert says[:2] == ["do", " do"]
+read = [ga.FactoredHeads.of(layer.heads) for layer in model.layers]
+
+for word in (" for", " name", " return"):
+    one = embeddings[1][vocabulary.encode(word)][None]
+    says = (unembedding @ read[1].messages(one)[0, 3, 0]).topk(4).indices
+    fits = (embeddings[1] @ read[1].patterns(one)[0, 3, 0]).topk(4).indices
+    says, fits = ([words[i] for i in best.tolist()] for best in (says, fits))
+    print(f"layer 1, head 3, {word!r:>9}: the message says {says!s:36} the pattern fits {fits}")
 
 # %% [markdown]
-# In head 0 of layer 0 ` do` looks for the words that open a block. In head 2 of layer 1 ` return` looks for what opens a bracket or a
-# text. And in head 0 of layer 1, an induction head, ` do` *says* `do`, ` do`: it copies. Much else cannot be read, and it would be
-# dishonest to leave it out: a pattern is compared with states, and an embedding is only what a state begins as. Still, this is what "everything
-# stays in the space of the model" buys.
+# The message of a word says this word, or a relative of it: the head **copies**. The list of words that a pattern fits looks like
+# noise. A few words can deceive, so let us count over the whole vocabulary: for which share of all words $w$ does the message of $w$
+# say $w$ itself before all others, and which share of patterns fits $w$ itself best?
+#
+# There is a reason for the noise. The patterns of layer 1 are not compared with embeddings, but with states to which layer 0 has added
+# something: the messages of other tokens. So compare them with what they really meet. The table on the right asks: among the messages
+# that a head of layer 0 sends for each word of the vocabulary, which one fits the pattern of $w$ best?
+
+
+# %% tags=["S1.11"]
+def share_of_itself(vectors, candidates):
+    """The share of words whose vector has its largest dot product with the candidate of the same word."""
+    return ((vectors @ candidates.mT).argmax(-1) == torch.arange(len(words))).double().mean(-1)
+
+
+all_messages, all_patterns = (
+    torch.stack([getattr(form, name)(states[None])[0] for form, states in zip(read, embeddings, strict=True)])
+    for name in ("messages", "patterns")
+)  # [layer, head, word, width]
+copied = share_of_itself(all_messages, unembedding)
+fitted = torch.stack([share_of_itself(*pair) for pair in zip(all_patterns, embeddings, strict=True)])
+written = all_messages[0] * model.blocks[1].attention_norm.weight  # layer 1 scales the numbers of each state
+composed = torch.stack([share_of_itself(all_patterns[1], of_head) for of_head in written], dim=1)
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(12, 3.9), width_ratios=[1.6, 1])
+names = [f"{number}.{h}" for number in range(2) for h in range(4)]
+places = torch.arange(8)
+left.bar(places - 0.2, copied.flatten(), 0.38, color=ORANGE, label="the message of a word says the word")
+left.bar(places + 0.2, fitted.flatten(), 0.38, color=BLUE, label="the pattern of a word fits its embedding")
+left.set_xticks(places, names)
+left.set(xlabel="layer.head", ylabel=f"share of {len(words):,} words", ylim=(0, 0.8))
+left.legend(frameon=False, loc="upper left")
+draw_table(right, composed, names[4:], names[:4], "the pattern of a word fits its message", limit=0.8)
+right.set(xlabel="message of layer.head", ylabel="pattern of layer.head")
+plt.show()
+
+# %% tags=["S1.11"]
+assert (copied[1, [0, 3]] > 0.5).all()
+assert copied[0].max() < 0.01
+assert copied[1, [1, 2]].max() < 0.01
+assert fitted.max() < 0.1
+assert (composed[[0, 3]][:, [2, 3]] > 0.4).all()
+assert composed[[1, 2]].max() < 0.01
+assert composed[:, :2].max() < 0.01
+previous = model.layers[0].score_mod.table[:, 17].tolist()  # 17: at the distance of one token
+print(f"heads 0 and 3 of layer 1 copy {copied[1, 0]:.0%} and {copied[1, 3]:.0%} of all words")
+print("what the heads of layer 0 add to the logit of the token before:", [round(b, 1) for b in previous])
+assert min(previous[2:]) > 2 > 2 * max(map(abs, previous[:2]))
 
 # %% [markdown]
-# ## 7. What the softmax is for
+# Now the patterns speak. Heads 0 and 3 of layer 1 look for *their own word, as heads 2 and 3 of layer 0 pass it on*. And those two heads
+# attend to the token before: the model has learned a large number for a distance of 1. So a token $w$ of layer 1 looks for a place whose
+# *predecessor* was $w$, and copies the word that stands there. Such a pair is an **induction head**, which
+# [notebook 16](16_induction_heads.ipynb) finds by running the model. Here it was read from the matrices alone.
+#
+# Much else cannot be read in this way, and it would be dishonest to leave that out: the other six heads do not copy words, and no single
+# word tells what their patterns look for. An embedding is only what a state begins as. Still, this is the use of staying *in the space of
+# the model*: patterns can be compared with messages, heads with heads, and all of them with words.
+#
+# ## 6. What the softmax is for
 #
 # The source text gives two reasons for the softmax. The second is right: it makes matching a **competition**. A sender's share
 # falls when another one fits better, although nothing about itself has changed.
@@ -458,9 +438,8 @@ print(
 
 # %% [markdown]
 # The first reason was that the output of a head always has the same size, whatever the number of tokens. That is only half
-# true. It can never be longer than the longest message, since it is a weighted mean of messages: this is an upper **bound**.
-# But whoever listens to many evenly hears a mean of many vectors that point in all directions, and these cancel. Random
-# messages of width 64:
+# true. A weighted mean of messages is never longer than the longest message: this is an upper **bound**. But a receiver that attends
+# evenly to many tokens receives the mean of many vectors that point in all directions, and these cancel. Random messages of width 64:
 
 # %% tags=["S1.17"]
 generator = torch.Generator().manual_seed(0)
@@ -475,31 +454,33 @@ for count in counts:
     assert even[-1] <= longest[-1]
     assert sharp[-1] <= longest[-1]
 
-figure, ax = plt.subplots(figsize=(7, 3.6))
-ax.loglog(counts, longest, ":", color=GREY, label="the longest message (bound)", base=2)
-ax.loglog(counts, sharp, "s-", color=ORANGE, label="sharp listening", base=2)
-ax.loglog(counts, even, "o-", color=BLUE, label="even listening", base=2)
-ax.set(
-    xlabel="tokens heard",
-    ylabel="mean length of what arrives",
-    title="the softmax bounds the size, it does not fix it",
-)
-ax.legend(frameon=False)
+figure, ax = plt.subplots(figsize=(7, 3.2))
+for values, look, colour, label in (
+    (longest, ":", GREY, "the longest message: the bound"),
+    (sharp, "s-", BLUE, "sharp weights"),
+    (even, "o-", ORANGE, "even weights"),
+):
+    ax.loglog(counts, values, look, color=colour, base=2)
+    ax.text(1200, values[-1], label, color="#555555" if colour == GREY else colour, va="center")
+ax.set_xticks(counts, counts)
+ax.set_yticks([0.25, 1, 4], ["0.25", "1", "4"])
+ax.set(xlabel="tokens attended to", ylabel="mean length of the output", xlim=(0.9, 16000))
+ax.minorticks_off()
 plt.show()
-print(f"even listening: {even[0]:.2f} with one token, {even[-1]:.2f} with 1024")
+print(f"even weights: {even[0]:.2f} with one token, {even[-1]:.2f} with 1024")
 assert math.isclose(
     even[-1] * 32, 7.97, rel_tol=0.02
-)  # a random vector of width 64 is 7.97 long, a mean of 1024 a 32nd of that
+)  # a random vector of width 64 is 7.97 long, and a mean of 1024 is a 32nd of that
 
 # %% [markdown]
-# ## 8. Where patterns end: rotations
+# ## 7. Where patterns end: rotations
 #
 # The text takes its sizes from Llama 3. But Llama rotates queries and keys by angles that grow with the position (RoPE), so
 # that a logit depends on the **distance** of the two tokens. The rotation stands *between* $W_Q$ and $W_K^\top$:
 #
 # $$q_i R_{i-j} k_j^\top = x_i \underbrace{W_Q R_{i-j} W_K^\top}_{W_P(i - j)} x_j^\top$$
 #
-# There is not one pattern matrix, but one for each distance. A pattern that was computed once would be right for one listener
+# There is not one pattern matrix, but one for each distance. A pattern that was computed once would be right for one receiver
 # only, and the library refuses to make it:
 
 # %%
@@ -522,9 +503,8 @@ change = (matrices - matrices[0]).flatten(1).norm(dim=-1) / matrices[0].norm()
 figure, ax = plt.subplots(figsize=(7, 3.2))
 ax.plot(change, color=BLUE, marker="o", markersize=3)
 ax.set(
-    xlabel="distance dst - src",
-    ylabel="relative difference",
-    title="how far $W_P$(distance) is from $W_P$(0)",
+    xlabel="distance dst - src, in tokens",
+    ylabel="difference of $W_P$(distance)\nfrom $W_P$(0), as a share",
     ylim=(0, None),
 )
 plt.show()
@@ -535,8 +515,9 @@ print(f"already one step away it differs by {change[1]:.0%}")
 # its own thin vector by its own position, once and for all. A sender's pattern goes a step further, through $W_Q^\top$, and the
 # receiver's rotation would have to come before that.
 #
-# Messages are not rotated and remain as they were. One more detail of Llama: several query heads share one $W_V$ (*grouped
-# heads*), but each has its own block of $W_O$. So their values are the same, and their messages are not.
+# Messages are not rotated and remain as they were. One more detail of Llama: four query heads share one $W_K$ and one $W_V$ (*grouped
+# heads*, 8 for 32), but each has its own block of $W_O$. So their values are the same, and their messages are not. In our small layer two
+# heads share:
 
 # %%
 W_M = turned.message_matrix().full()
@@ -546,14 +527,20 @@ assert not torch.allclose(W_M[0], W_M[1], atol=1e-2)
 print(f"{values.shape[1]} sets of values, {W_M.shape[0]} message matrices")
 
 # %% [markdown]
-# ## 9. Exercises
+# ## 8. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/05_three_forms.py).
 #
 # **1. The factors are not unique.** Multiply $W_Q$ by any invertible matrix $R$, `d` by `d`, from the right. By which matrix
-# must $W_K$ be multiplied from the right so that no logit changes? (So nobody can say what a single channel of a query means,
+# must $W_K$ be multiplied from the right so that no logit changes? (So nobody can say what a single number of a query means,
 # while $W_P$ has a meaning.)
+#
+# <details><summary>Hint</summary>
+#
+# Write $(W_Q R)(W_K S)^\top = W_P$ and solve for $S$.
+#
+# </details>
 
 # %% tags=["exercise"]
 R = torch.randn(d, d, generator=torch.Generator().manual_seed(1))
@@ -569,8 +556,14 @@ assert torch.allclose(changed.pattern_matrix().full(), heads.pattern_matrix().fu
 print("right: other queries, other keys, the same patterns")
 
 # %% [markdown]
-# **2. A message, heard alone.** If token 6 heard token 3 and nobody else, through head 0 alone, what would its state gain? Give
-# the 128 numbers from `x` and the matrices of `heads`. No weight is needed: why?
+# **2. One message alone.** Suppose that token 6 attended to token 3 and to no other token, through head 0 alone. What would be added to
+# its state? Give the 128 numbers from `x` and the matrices of `heads`. No weight is needed: why?
+#
+# <details><summary>Hint</summary>
+#
+# What is the softmax of a single logit? What remains is one row of $M = X W_V W_O$.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a tensor of 128 numbers
@@ -580,12 +573,18 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 alone = ga.StandardHeads.from_arrays(*(W[:1] for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)))
 one_edge = ga.convert.from_edge_index(torch.tensor([[3], [6]]), n)
-assert torch.allclose(answer, ga.MessagePassingAttention(alone)(x, one_edge)[6]), "it gains something else"
-print("right: a share of 1, whatever the logit; so it is the message of the sender")
+assert torch.allclose(answer, ga.MessagePassingAttention(alone)(x, one_edge)[6]), "something else is added"
+print("right: the weight is 1, whatever the logit; so it is the message of the sender")
 
 # %% [markdown]
-# **3. Say nothing, hear everything.** Change one of the four matrices of `heads` such that every weight stays as it is and head
-# 2 tells nothing to anybody. Give the four matrices.
+# **3. A head that sends nothing.** Change one of the four matrices of `heads` such that every weight stays as it is and head
+# 2 sends nothing to any token. Give the four matrices.
+#
+# <details><summary>Hint</summary>
+#
+# Which two matrices stand in the orange process of the first picture? All four have the shape `[head, ..., ...]`.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: (W_Q, W_K, W_V, W_O)
@@ -596,10 +595,10 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 quiet = ga.StandardHeads.from_arrays(*answer)
 run = ga.trace.record(ga.MessagePassingAttention(quiet), x, graph).layers[0]
 before = ga.trace.record(ga.MessagePassingAttention(heads), x, graph).layers[0]
-assert torch.equal(run.weights(), before.weights()), "somebody listens to somebody else now"
-assert not run.results(2).any(), "head 2 still says something"
+assert torch.equal(run.weights(), before.weights()), "a weight has changed"
+assert not run.results(2).any(), "head 2 still sends something"
 assert torch.allclose(run.update, before.update - before.results(2)[:, :, 0]), "another head has changed too"
-print("right: who is listened to, and what is said, are two independent processes")
+print("right: whom a token attends to, and what is sent, are two independent processes")
 
 # %% [markdown]
 # ## Sources

@@ -8,13 +8,13 @@
 answer = torch.linalg.inv(R).T
 
 # %% [markdown]
-# **2. A message, heard alone.**
+# **2. One message alone.**
 
 # %%
 answer = x[3] @ heads.W_V[0] @ heads.W_O[0]
 
 # %% [markdown]
-# **3. Say nothing, hear everything.**
+# **3. A head that sends nothing.**
 
 # %%
 loud = torch.tensor([1.0, 1.0, 0.0, 1.0])[:, None, None]

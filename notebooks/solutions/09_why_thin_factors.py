@@ -12,7 +12,7 @@ answer = 2048
 # **2. As thin as can be.**
 
 # %%
-losses = {size: surprise(cut_down(lambda heads, size=size: thinner(heads, size))) for size in range(1, 33)}
+losses = {size: loss_of(cut_down(lambda heads, size=size: thinner(heads, size))) for size in range(1, 33)}
 answer = next(size for size, loss in losses.items() if loss < full + 0.1)
 
 # %% [markdown]
