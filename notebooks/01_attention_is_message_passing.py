@@ -19,8 +19,8 @@
 # A graph neural network has nodes, and edges between them. At some points each node receives messages along its edges and
 # changes its state. That step is called **message passing**.
 #
-# They are the same step. This notebook goes from a graph of five words to a layer of torch_geometric, and checks every
-# claim on the way by running it: if a cell with an `assert` runs through, its claim holds.
+# They are the same step. This notebook goes from a graph of five words to a layer of torch_geometric, and checks each of
+# its claims by running it: where a cell has an `assert`, the claim holds if the cell runs.
 #
 # You need some Python and a rough idea of what a matrix product is. You need to know neither graphs nor transformers.
 #
@@ -32,38 +32,33 @@
 import inspect
 import math
 import textwrap
-import warnings
 
 import matplotlib.pyplot as plt
 import networkx as nx
 import torch
-from pictures import RED, draw_table
+from pictures import RED, draw_table, use_house_style
+from torch_geometric.nn import MessagePassing
 
 import gnn_attention as ga
 from gnn_attention import draw
 
+use_house_style()
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)  # so that "equal" can mean equal to twelve digits
 torch.set_grad_enabled(False)  # nothing is trained here
 torch.set_printoptions(precision=2, sci_mode=False)
-plt.rcParams.update({"figure.dpi": 100, "font.size": 11, "axes.titlesize": 12, "axes.spines.top": False})
-plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
-from torch_geometric.nn import MessagePassing  # noqa: E402
 
 # %% [markdown]
 # The library draws graphs (`draw.arcs`: tokens on a line with arrows); `draw_table`, a table of numbers as colours, is in
 # [pictures.py](pictures.py).
 #
-# ## 1. Who may hear whom
+# ## 1. Who attends to whom
 #
-# $$\text{edge } \mathit{src} \to \mathit{dst}: \quad \mathit{dst} \text{ listens to } \mathit{src}$$
+# $$\text{edge } \mathit{src} \to \mathit{dst}: \quad \mathit{dst} \text{ attends to } \mathit{src}$$
 #
 # Five words on a line are five **nodes**. (In a language model a node is a *token*: a word or a piece of one.) An **edge**
-# `src -> dst` says that the receiver `dst` may hear the sender `src`. A model that writes from left to right lets every
-# token hear itself and all tokens before it, because those after it do not exist yet. This graph is called *causal*.
+# `src -> dst` lets the receiver `dst` attend to the sender `src`. In a model that writes from left to right, every token
+# attends to itself and to all tokens before it, because those after it do not exist yet. This graph is called *causal*.
 
 # %%
 WORDS = ["Llamas", "do", "not", "output", "words"]
@@ -72,7 +67,7 @@ LLAMAS, DO, NOT, OUTPUT, LAST = range(5)
 edges = [(src, dst) for dst in range(5) for src in range(5) if src <= dst]
 
 for word in range(5):
-    print(f"{WORDS[word]:>6} hears", ", ".join(WORDS[src] for src, dst in edges if dst == word))
+    print(f"{WORDS[word]:>6} attends to", ", ".join(WORDS[src] for src, dst in edges if dst == word))
 print(len(edges), "edges")
 
 # %% [markdown]
@@ -81,7 +76,7 @@ print(len(edges), "edges")
 # $$\text{mask}[\mathit{dst}, \mathit{src}] = \text{True} \iff \text{there is an edge } \mathit{src} \to \mathit{dst}$$
 #
 # Put the receivers in rows and the senders in columns, and fill a cell for each edge. That table is what the transformer
-# literature calls an **attention mask**. The picture shows one edge twice, in orange: *Llamas* is heard by *output*.
+# literature calls an **attention mask**. The picture shows one edge twice, in orange: *output* attends to *Llamas*.
 
 # %%
 mask = torch.zeros(5, 5, dtype=torch.bool)
@@ -95,7 +90,7 @@ draw.arcs(
     left,
     WORDS,
     lit=[chosen],
-    title="a graph: who hears whom",
+    title="a graph: an arrow from each sender to its receiver",
 )
 draw_table(right, mask, WORDS, WORDS, title="the same graph as a mask", mask=mask, digits=None)
 right.add_patch(plt.Rectangle((LLAMAS - 0.5, OUTPUT - 0.5), 1, 1, color=RED))
@@ -103,8 +98,8 @@ right.set(xlabel="src (sender)", ylabel="dst (receiver)")
 plt.show()
 
 # %% [markdown]
-# The table is not symmetric: *output* hears *Llamas*, but *Llamas* does not hear *output*. So it matters which index comes
-# first, and two conventions exist. Attention masks and this library say `mask[dst, src]`. The adjacency matrix of graph theory,
+# The table is not symmetric: *output* attends to *Llamas*, but *Llamas* does not attend to *output*. So it matters which
+# index comes first, and two conventions exist. Attention masks and this library say `mask[dst, src]`. The adjacency matrix of graph theory,
 # which networkx computes, says `A[src, dst]`: it is the **transpose**. A transposed mask is a classic bug, and on a
 # symmetric graph no test will find it.
 
@@ -147,33 +142,35 @@ print(g)
 # by hand, with four columns that mean something.
 
 # %%
-FEATURES = ["thing", "doing", "denial", "many"]
+FEATURES = ["noun", "verb", "negation", "plural"]
 x = torch.tensor(
-    [  # thing doing denial many
-        [1.0, 0.0, 0.0, 1.0],  # Llamas: a thing, and more than one
-        [0.0, 0.5, 0.0, 0.0],  # do: half a doing
-        [0.0, 0.0, 1.0, 0.0],  # not: a denial
-        [0.0, 1.0, 0.0, 0.0],  # output: a doing
-        [0.8, 0.0, 0.0, 1.0],  # words: a thing, and more than one
+    [  # noun verb negation plural
+        [1.0, 0.0, 0.0, 1.0],  # Llamas: a noun, and more than one
+        [0.0, 0.5, 0.0, 0.0],  # do: half a verb
+        [0.0, 0.0, 1.0, 0.0],  # not: a negation
+        [0.0, 1.0, 0.0, 0.0],  # output: a verb
+        [0.8, 0.0, 0.0, 1.0],  # words: a noun, and more than one
     ]
 )
 # one row for each feature, one column for each of two channels (W_O: the other way round)
 W_Q = torch.tensor(
     [[0.0, 0.0], [2.0, 3.0], [0.0, 0.0], [0.0, 0.0]]
-)  # a doing looks for: a thing (2), a denial (3)
-W_K = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])  # findable are: a thing, a denial
+)  # a verb looks for a noun (2) and a negation (3)
+W_K = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])  # a noun and a negation can be found
 W_V = torch.tensor(
     [[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
-)  # what is sent: am I many? am I a denial?
+)  # a sender says whether it is plural, and whether it is a negation
 W_O = torch.tensor(
     [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0]]
-)  # where it is written: into the columns many, denial
+)  # the update goes into the columns plural and negation
 
 # %% [markdown]
 # The four small matrices are one attention **head**. They make it a piece of grammar: a verb looks for its subject and for
-# a denial. If it finds a plural subject it becomes plural, and if it finds a denial it becomes denied.
+# a negation. If it finds a plural subject, it becomes plural, and if it finds a negation, it becomes negated.
 #
-# Attention is then a protocol of seven steps. Read it as an exchange of messages, for the receiver *output*:
+# Attention is then a protocol of seven steps. Picture a room in which everybody speaks at once: the receiver tunes to a channel, and
+# hears those best who send on it. The names on the left come from this picture, and the usual names are on the right. Here are the steps
+# for the receiver *output*:
 #
 # | | step | formula | usual name |
 # |---|---|---|---|
@@ -187,16 +184,16 @@ W_O = torch.tensor(
 #
 # Here $d = 2$ is the width of a channel. The *logit* of an edge is what goes into the softmax: wherever we say it below, the
 # $1 / \sqrt d$ is in it. The *softmax* turns numbers into shares: exponentials, divided by their sum. Steps 1 to 4 decide
-# **who is listened to**, steps 5 to 7 decide **what is said**.
+# **whom the receiver attends to**, and steps 5 to 7 decide **what it receives**.
 
 # %%
-heard = [src for src, dst in edges if dst == OUTPUT]  # the in-edges of "output": a list, not a matrix
+senders = [src for src, dst in edges if dst == OUTPUT]  # the in-edges of "output": a list, not a matrix
 
 receiving_channel = x[OUTPUT] @ W_Q  # 1
-print("output listens on the channel", receiving_channel.tolist())
+print("output receives on the channel", receiving_channel.tolist())
 
 mass = {}
-for j in heard:
+for j in senders:
     sending_channel = x[j] @ W_K  # 2
     overlap = receiving_channel @ sending_channel  # 3
     mass[j] = math.exp(overlap / math.sqrt(2))
@@ -207,9 +204,9 @@ for j in heard:
 # shares that add up to 1, and the shares mix the messages.
 
 # %%
-listening = {j: mass[j] / sum(mass.values()) for j in heard}  # 4
+listening = {j: mass[j] / sum(mass.values()) for j in senders}  # 4
 mixed = torch.zeros(2)
-for j in heard:
+for j in senders:
     outgoing_message = x[j] @ W_V  # 5
     mixed += listening[j] * outgoing_message  # 6
     print(f"{listening[j]:6.1%} of {WORDS[j]:>6}, whose message is {outgoing_message.tolist()}")
@@ -220,11 +217,11 @@ print("\nmixed incoming message", mixed)
 print("state before", x[OUTPUT], "\nstate after ", x[OUTPUT] + update)
 
 # %% [markdown]
-# After one round *output* is still a doing, and now it is also mostly denied and a little plural. It knows these two things
+# After one round *output* is still a verb, and now it is also mostly negated and a little plural. It knows these two things
 # only because they were sent to it. Nothing in this computation was a large matrix: there were four edges.
 #
 # The overlap of step 3 exists for any two tokens, also where there is no edge. *words* would fit quite well, but the sum of
-# step 4 runs over the in-edges alone, so *output* does not hear it.
+# step 4 runs over the in-edges alone, so *output* receives nothing from it.
 
 # %%
 overlap = (x[OUTPUT] @ W_Q) @ (x[LAST] @ W_K)
@@ -280,15 +277,15 @@ assert torch.allclose(updates, updates_too, rtol=0, atol=1e-12)
 assert torch.allclose(weights, table[edge_index[1], edge_index[0]], rtol=0, atol=1e-12)
 
 # %% [markdown]
-# Left: what is listened to, one row for each receiver; the shares of a row add up to 1. Right: what each token's state
-# gains.
+# The left table shows the weights, one row for each receiver; the shares of a row add up to 1. The right table shows what
+# the state of each token gains.
 #
-# *Llamas*, *not* and *words* look for nothing: their receiving channel is 0, all overlaps are 0, and so they listen to everyone
-# they may hear equally. The softmax has no way to say "nobody".
+# *Llamas*, *not* and *words* look for nothing: their receiving channel is 0, so all overlaps are 0, and they attend equally to
+# all their senders. A softmax cannot attend to nobody.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4))
-draw_table(left, table, WORDS, WORDS, title="listening distributions (weights)", mask=mask)
+draw_table(left, table, WORDS, WORDS, title="weights (listening distributions)", mask=mask)
 left.set(xlabel="src (sender)", ylabel="dst (receiver)")
 draw_table(right, updates, WORDS, FEATURES, title="state updates")
 plt.show()
@@ -332,7 +329,7 @@ for method in ("edge_update", "message", "update"):
 # 1, 2 and 5 happen at the nodes, before anything travels.
 #
 # The layer of the library gives the same numbers. It takes our graph object, or the plain `edge_index` that PyG users have.
-# With `backend="message_passing"` it calls the methods above; without it, it takes the fastest way to the same numbers.
+# With `backend="message_passing"` it calls the methods above; without it, the layer computes the same numbers with the fastest kernel.
 
 # %%
 heads = ga.StandardHeads.from_arrays(W_Q[None], W_K[None], W_V[None], W_O[None])  # [None]: a list of one head
@@ -372,9 +369,9 @@ q, k, v = x @ W_Q, x @ W_K, x @ W_V
 strict = StrictAttention()
 assert torch.allclose(strict(q, k, v, edge_index) @ W_O, updates, rtol=0, atol=1e-12)
 
-messages = strict.message(q[OUTPUT], k[heard], v[heard])
+messages = strict.message(q[OUTPUT], k[senders], v[senders])
 print("message to output   e^a v          e^a")
-for name, row in zip([*WORDS[: len(heard)], "sum"], [*messages, messages.sum(0)], strict=True):
+for name, row in zip([*WORDS[: len(senders)], "sum"], [*messages, messages.sum(0)], strict=True):
     print(f"{name:>17}  {row[0]:5.2f}  {row[1]:5.2f}  {row[2]:6.2f}")
 print("quotient:", strict.update(messages.sum(0)), "  the mixed message of section 3:", mixed)
 
@@ -384,7 +381,7 @@ print("quotient:", strict.update(messages.sum(0)), "  the mixed message of secti
 # [Notebook 25](25_attention_from_primitives.ipynb) changes the parts of this formula, one at a time.
 #
 # **In short.** An attention mask is a graph. Along each of its edges a message travels, with a weight that the receiver shares
-# out among its in-edges. Dense matrices are one way to compute this, edge lists are another. What several heads do side by
+# out among its in-edges. Dense matrices compute this, and so do lists of edges. What several heads do side by
 # side, and what happens when the graph changes, is in [notebook 02](02_many_heads_many_graphs.ipynb).
 #
 # ## 7. Exercises
@@ -392,8 +389,8 @@ print("quotient:", strict.update(messages.sum(0)), "  the mixed message of secti
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/01_attention_is_message_passing.py).
 #
-# **1. The other direction.** Build the graph in which each of the five tokens hears itself and all tokens *after* it, from
-# `ga.patterns.causal(5)`, with two characters.
+# **1. The other direction.** Build the graph in which each of the five tokens attends to itself and to all tokens *after* it,
+# from `ga.patterns.causal(5)`, with two characters.
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
@@ -401,18 +398,18 @@ answer = None  # your turn: a TokenGraph
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-assert all(src >= dst for src, dst in answer.edge_index.T.tolist()), "some token hears one before it"
+assert all(src >= dst for src, dst in answer.edge_index.T.tolist()), "some token attends to one before it"
 assert answer.num_dst == 5, "five tokens"
-assert answer.num_edges == 15, "an edge is missing: a token hears itself too"
+assert answer.num_edges == 15, "an edge is missing: a token attends to itself too"
 print("right:\n", answer, sep="")
 
 # %% [markdown]
-# **2. Loud and quiet.** The softmax is told how sharply to choose by the scale in front of the overlaps, which was
-# $1/\sqrt 2$. Give two scales: one with which *output* listens to its four senders exactly equally, and one with
-# which it gives more than 99.9 % to *not*.
+# **2. Flat and sharp.** The scale in front of the overlaps, which was $1/\sqrt 2$, decides how sharply the softmax chooses. Give
+# two scales: one with which *output* attends to its four senders exactly equally, and one with which it gives more than 99.9 % to
+# *not*.
 
 # %% tags=["exercise"]
-answer = None  # your turn: two numbers (even, sharp)
+answer = None  # your turn: two numbers (flat, sharp)
 
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
@@ -427,11 +424,11 @@ for scale in answer:
         f"scale {scale}:",
         ", ".join(f"{WORDS[j]} {share:.3f}" for j, share in enumerate(weights_of_output[-1])),
     )
-assert torch.allclose(weights_of_output[0], torch.full((4,), 0.25)), "the first is not even"
+assert torch.allclose(weights_of_output[0], torch.full((4,), 0.25)), "the first is not flat"
 assert weights_of_output[1][NOT] > 0.999, "the second is not sharp enough"
 
 # %% [markdown]
-# **3. By hand.** *do* is half a doing. Whom does it listen to? Give its shares for *Llamas* and for itself, to two digits. Paper
+# **3. By hand.** *do* is half a verb. Which tokens does it attend to? Give its shares for *Llamas* and for itself, to two digits. Paper
 # and a calculator are enough: start with its receiving channel.
 
 # %% tags=["exercise"]
@@ -444,7 +441,7 @@ assert abs(sum(answer) - 1) < 0.011, "the shares of a receiver add up to 1"
 assert all(abs(share - true) < 0.0051 for share, true in zip(answer, table[DO, :2].tolist(), strict=True)), (
     "not these: the overlap with Llamas is half of that of output, and step 4 divides by a root"
 )
-print("right: do listens to Llamas by {:.2f}, to itself by {:.2f}".format(*answer))
+print("right: do attends to Llamas with {:.2f}, to itself with {:.2f}".format(*answer))
 
 # %% [markdown]
 # ## Sources

@@ -13,11 +13,11 @@
 # %% [markdown]
 # # Many heads, many graphs
 #
-# [Notebook 01](01_attention_is_message_passing.ipynb) has followed one head over one graph: five words, and a verb that looks
-# for its subject and for a denial. What if several heads run side by side, do they get in each other's way? Can a head be read
-# like a sentence? And what happens to a layer when somebody takes an edge away, or gives it another graph altogether?
+# [Notebook 01](01_attention_is_message_passing.ipynb) followed one head over one graph: five words, and a verb that looks
+# for its subject and for a negation. If several heads run side by side, do they interfere with each other? Can a head be read
+# like a sentence? And what happens to a layer if an edge is cut, or if the layer gets another graph altogether?
 #
-# The same five words answer all three. At the end a trained model has to answer the last one too.
+# The same five words answer all three questions. At the end a trained model answers the last one too.
 #
 # **Afterwards you can** read a head's matrices, and say what changes when its graph does.
 #
@@ -25,28 +25,20 @@
 
 # %%
 import math
-import warnings
 
 import matplotlib.pyplot as plt
 import networkx as nx
 import torch
-from pictures import BLUE, GREY, ORANGE, draw_table
+from pictures import BLUE, GREY, ORANGE, draw_table, use_house_style
 
 import gnn_attention as ga
 from gnn_attention import draw
 
+use_house_style()
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)  # so that "equal" can mean equal to twelve digits
 torch.set_grad_enabled(False)  # nothing is trained here
 torch.set_printoptions(precision=2, sci_mode=False)
-plt.rcParams.update({"figure.dpi": 100, "font.size": 11, "axes.titlesize": 12, "axes.spines.top": False})
-plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
-warnings.filterwarnings(
-    "ignore", message="Sparse CSR tensor support is in beta"
-)  # torch, on the first product of two graphs
 
 # %% [markdown]
 # Words, states, graph and head of notebook 01, once more:
@@ -54,14 +46,14 @@ warnings.filterwarnings(
 # %%
 WORDS = ["Llamas", "do", "not", "output", "words"]
 LLAMAS, DO, NOT, OUTPUT, LAST = range(5)
-FEATURES = ["thing", "doing", "denial", "many"]
+FEATURES = ["noun", "verb", "negation", "plural"]
 x = torch.tensor([[1, 0, 0, 1], [0, 0.5, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0.8, 0, 0, 1]])
 W_Q = torch.tensor(
     [[0.0, 0.0], [2.0, 3.0], [0.0, 0.0], [0.0, 0.0]]
-)  # a doing looks for: a thing (2), a denial (3)
-W_K = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])  # findable are: a thing, a denial
-W_V = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])  # sent is: am I many? am I a denial?
-W_O = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0]])  # written into the columns many, denial
+)  # a verb looks for a noun (2) and a negation (3)
+W_K = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])  # a noun and a negation can be found
+W_V = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])  # "I am plural", "I am a negation"
+W_O = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0]])  # into the columns plural and negation
 
 g = ga.patterns.causal(5)
 mask = g.mask()
@@ -71,15 +63,15 @@ mask = g.mask()
 #
 # $$\text{Concat}(z^0, z^1, \dots) W_O = \sum_h z^h W_O^h$$
 #
-# One head has one question. A sender has one message in it for everybody, however different its listeners are. So models
-# run several heads side by side over the same graph, counted from 0. Ours was head 0. Here is head 1: a thing, and a
-# denial, look for a doing.
+# One head asks one question, and in it a sender has one message for all its receivers, however different they are. So models
+# run several heads side by side over the same graph, counted from 0. Ours was head 0. Here is head 1, in which nouns and
+# negations look for a verb.
 
 # %%
-W_Q2 = torch.tensor([[3.0, 0.0], [0.0, 0.0], [3.0, 0.0], [0.0, 0.0]])  # a thing, and a denial, look for
-W_K2 = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])  # a doing,
-W_V2 = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])  # which says how much of a doing it is,
-W_O2 = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])  # and it is written into the column doing
+W_Q2 = torch.tensor([[3.0, 0.0], [0.0, 0.0], [3.0, 0.0], [0.0, 0.0]])  # a noun and a negation look for
+W_K2 = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])  # a verb,
+W_V2 = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])  # which says how much of a verb it is,
+W_O2 = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])  # and this goes into the column verb
 
 pairs = [(W_Q, W_Q2), (W_K, W_K2), (W_V, W_V2), (W_O, W_O2)]
 heads = ga.StandardHeads.from_arrays(*(torch.stack(pair) for pair in pairs))
@@ -93,8 +85,8 @@ plt.show()
 
 # %% [markdown]
 # The usual formula puts the outputs of all heads side by side and multiplies by one large $W_O$. Cut that $W_O$ into one
-# block of rows for each head, and the product falls apart into a **sum**. Heads do not mix: each adds its own messages to
-# the state, and a head that you leave out takes away exactly its own part.
+# block of rows for each head, and the product becomes a **sum**. Heads do not mix: each adds its own messages to
+# the state, and without one head exactly its own part is missing.
 
 # %%
 z = ga.attend(heads.receive(x[None]), *heads.send(x[None]), g)[0]  # mixed messages: [head, token, channel]
@@ -120,12 +112,12 @@ plt.show()
 # $$\text{logits} = \frac{P X^\top}{\sqrt d}, \qquad Y = \sum_h \text{softmax}(\text{logits}_h) M_h$$
 #
 # $W_Q$ and $W_K$ are only ever used as a product, and so are $W_V$ and $W_O$. Multiply them out, and queries, keys and
-# values disappear. (Models that rotate queries and keys by position put something between the two; that is another story.)
+# values disappear. (Models that rotate queries and keys by position put a rotation between the two: see notebook 05.)
 # What is left has names of its own:
 #
 # * the **pattern** of a receiver is a description of the state it looks for. It is as wide as a state, so the two can be
 #   compared by a dot product;
-# * the **message** of a sender is what it would add to the state of a listener that heard nobody else.
+# * the **message** of a sender is what it would add to the state of a receiver that attends to nobody else.
 #
 # Both live in the space of the states, where our columns have names. So the two matrices of a head can be read like a
 # text.
@@ -141,8 +133,8 @@ right.set(xlabel="adds this to a receiver", ylabel="a sender that is this")
 plt.show()
 
 # %% [markdown]
-# "A *doing* looks for a *thing* (2) and for a *denial* (3). *Denial* adds *denial*, *many* adds *many*." That is the whole
-# head. The pattern of *output*, dotted with the states, gives the overlaps that we found by hand:
+# "A *verb* looks for a *noun* (2) and for a *negation* (3). *Negation* adds *negation*, *plural* adds *plural*." That is the
+# whole head. The pattern of *output*, dotted with the states, gives the overlaps that we found by hand:
 
 # %%
 P, M = x @ W_P, x @ W_M
@@ -185,10 +177,10 @@ for form in (standard, factored, merged):
 # The layer never asked where the edges came from. Every "kind of attention" below is the same layer with the same
 # parameters over another graph. Only the set of edges changes.
 #
-# * **window**: a token hears the last two tokens, itself included.
-# * **strict causal**: a token hears those before it, but not itself.
-# * **tree**: a token hears itself and its ancestors. Two continuations of *Llamas do* are computed at once here: "*not*" and
-#   "*output words*". Neither hears the other.
+# * **window**: a token attends to the last two tokens, itself included.
+# * **strict causal**: a token attends to those before it, but not to itself.
+# * **tree**: a token attends to itself and to its ancestors. Two continuations of *Llamas do* are computed at once here: "*not*"
+#   and "*output words*". Neither attends to the other.
 # * **grammar**: a graph drawn with networkx, from any source you like. Edges may run to the left.
 
 # %%
@@ -213,32 +205,33 @@ plt.show()
 # %% [markdown]
 # What each graph changes:
 #
-# * window: *output* still hears *not*, so it learns that it is denied. Its subject is out of earshot, so it does not learn
-#   that it is plural.
-# * strict causal: *Llamas* hears nobody. **A token that hears nobody receives exactly 0.** (The formula with matrices, taken
+# * window: *output* still attends to *not*, so it learns that it is negated. Its subject is outside the window, so it does not
+#   learn that it is plural.
+# * strict causal: *Llamas* attends to nobody. **A token without in-edges receives exactly 0.** (The formula with matrices, taken
 #   literally, divides 0 by 0 there.)
-# * tree: *output* no longer hears *not*. On this branch the sentence reads "Llamas do output words", and nothing is denied.
-# * grammar: *Llamas*, *do* and *not* hear nobody. *words* hears its verb alone, with the share 1, and takes over all of it.
+# * tree: *output* no longer attends to *not*. On this branch the sentence reads "Llamas do output words", and nothing is negated.
+# * grammar: *Llamas*, *do* and *not* attend to nobody. *words* attends to its verb alone, with the share 1, and takes over all of
+#   it.
 
 # %%
-DENIAL, MANY, DOING = FEATURES.index("denial"), FEATURES.index("many"), FEATURES.index("doing")
+VERB, NEGATION, PLURAL = range(1, 4)  # columns of a state
 
-assert results["window(5, 2)"][OUTPUT, DENIAL] > 0.5
-assert results["window(5, 2)"][OUTPUT, MANY] == 0
+assert results["window(5, 2)"][OUTPUT, NEGATION] > 0.5
+assert results["window(5, 2)"][OUTPUT, PLURAL] == 0
 assert torch.equal(results["strict_causal(5)"][LLAMAS], torch.zeros(4))
-assert results["tree"][OUTPUT, DENIAL] == 0
-assert results["tree"][OUTPUT, MANY] > 0
-assert math.isclose(results["grammar"][LAST, DOING], x[OUTPUT, DOING])
+assert results["tree"][OUTPUT, NEGATION] == 0
+assert results["tree"][OUTPUT, PLURAL] > 0
+assert math.isclose(results["grammar"][LAST, VERB], x[OUTPUT, VERB])
 for name, graph in graphs.items():  # and each of them equals matrix attention with that graph's mask
     by_mask = pattern_message_attention(x, merged.W_P, merged.W_M, graph.mask(), d=2)
-    hears = graph.in_degree() > 0
-    assert torch.allclose(results[name][hears], by_mask[hears], rtol=0, atol=1e-12)
-    assert by_mask[~hears].isnan().all()  # 0 / 0: the layer does better than the formula
-    assert not results[name][~hears].any()
+    has_senders = graph.in_degree() > 0
+    assert torch.allclose(results[name][has_senders], by_mask[has_senders], rtol=0, atol=1e-12)
+    assert by_mask[~has_senders].isnan().all()  # 0 / 0: the layer does better than the formula
+    assert not results[name][~has_senders].any()
 
 # %% [markdown]
 # Graphs are sets of edges, so they can be joined (`|`), intersected (`&`) and subtracted (`-`). Let us **cut one edge**,
-# *not* $\to$ *output*, and look at the listening distribution of *output* before and after:
+# *not* $\to$ *output*, and look at the weights of *output* before and after:
 #
 # $$w'_{ij} = \frac{w_{ij}}{1 - w_{i,\mathit{cut}}}$$
 #
@@ -277,7 +270,7 @@ for offset, (name, share) in zip((-0.2, 0.2), shares.items(), strict=True):
     )
     ax.bar_label(bars, fmt="%.2f", padding=2)
 ax.set_xticks(range(4), WORDS[:4])
-ax.set(ylabel="share of listening", ylim=(0, 1), title="whom 'output' listens to, before and after the cut")
+ax.set(ylabel="weight", ylim=(0, 1), title="weights of the receiver 'output', before and after the cut")
 ax.legend(frameon=False)
 plt.show()
 
@@ -285,7 +278,7 @@ plt.show()
 # ## 4. A trained model
 #
 # The package ships a small language model. It has learned to predict the next token on the source code of Python's standard
-# library, so English is not its home, but it will do. Each of its layers is one round of message passing (*communication*:
+# library. English is not what it was trained on, but it is enough for this sentence. Each of its layers is one round of message passing (*communication*:
 # attention) followed by a small network at each node, an MLP (*computation*). So far the order of the tokens did not matter to
 # a head; here each head also adds to every logit a learned number for the distance between the two tokens.
 #
@@ -305,9 +298,9 @@ print(f"{len(pieces)} nodes:", " | ".join(pieces))
 
 # %% [markdown]
 # Nobody wrote down what its heads look for. But we can watch them: `model.listen` returns the weight of every edge in every
-# head. Below is the head that listens most to **the token before its own**. We do not say in advance which one that is, but
-# look for it: on random tokens, where meaning cannot help, measure how much weight goes along the edges `dst - 1 -> dst`.
-# (The first token can hear only itself, whatever the head.)
+# head. Below is the head that attends most to **the previous token**. We do not say in advance which one that is, but
+# search for it: on random tokens, where meaning cannot help, we measure how much weight the edges `dst - 1 -> dst` get.
+# (The first token can only attend to itself, in every head.)
 
 
 # %%
@@ -320,23 +313,23 @@ previous = ga.model.previous_token_scores(model)
 layer_number, head_number = strongest(previous)
 
 line = ga.patterns.causal(len(pieces))
-listened = model.listen(sentence, line)[layer_number][0, :, head_number]  # a weight for each edge
+weights = model.listen(sentence, line)[layer_number][0, :, head_number]  # a weight for each edge
 
 figure, ax = plt.subplots(figsize=(11, 3.6))
-title = f"layer {layer_number}, head {head_number}: who listens to whom (line width = weight)"
-draw.arcs(line, ax, pieces, listened, title=title)
+title = f"layer {layer_number}, head {head_number}: line width = weight"
+draw.arcs(line, ax, pieces, weights, title=title)
 plt.show()
-print(f"mean weight on the token before: {previous[layer_number, head_number]:.2f} (on random tokens)")
+print(f"mean weight on the previous token: {previous[layer_number, head_number]:.2f} (on random tokens)")
 assert previous.max() > 0.2
 
 # %% [markdown]
 # ### The induction head
 #
-# Knowing which token came before is half of a famous circuit. Let the model read a text for the second time. To predict the
-# next piece it would help to find the earlier place where its own piece stood, and to listen to **the piece after it**: what
+# To know the previous token is half of a famous circuit. Let the model read a text that contains the same passage twice. To
+# predict the next piece, it helps to find the earlier position of the same piece, and to attend to **the piece after it**: what
 # followed then is likely to follow now. A head that does this is called an *induction head*. It needs two rounds of message
-# passing. In the first, every token hears what stands before it. In the second, a receiver looks for a sender whose
-# predecessor, as learned in the first round, is the receiver's own piece.
+# passing. In the first, every token attends to the token before it. In the second, a receiver looks for a sender whose
+# previous token, as learned in the first round, is the receiver's own piece.
 #
 # `induction_scores` measures it for every head: on random tokens repeated once, the mean weight that a token of the second
 # copy gives to the edge just described.
@@ -360,7 +353,7 @@ assert induction.max() > 0.2
 assert layer_number > 0  # it needs a round before its own
 
 # %% [markdown]
-# Here it is on our sentence, said twice. For each token of the second copy we draw the strongest of its in-edges in that
+# Here it is on our sentence, repeated once. For each token of the second copy we draw the strongest of its in-edges in that
 # head: in orange if it comes from the piece *after* the same piece in the first copy, in grey if not.
 
 # %%
@@ -368,9 +361,9 @@ n = len(pieces)
 twice = sentence.repeat(1, 2)
 line = ga.patterns.causal(2 * n)
 src, dst = line.edge_index
-listened = model.listen(twice, line)[layer_number][0, :, head_number]
+weights = model.listen(twice, line)[layer_number][0, :, head_number]
 
-best = [int(torch.where(dst == receiver, listened, -1.0).argmax()) for receiver in range(n, 2 * n)]
+best = [int(torch.where(dst == receiver, weights, -1.0).argmax()) for receiver in range(n, 2 * n)]
 strong = [(int(src[e]), int(dst[e])) for e in best]
 matches_earlier = [receiver - sender == n - 1 for sender, receiver in strong]
 
@@ -381,26 +374,26 @@ draw.arcs(
     strongest_edges,
     ax,
     pieces * 2,
-    listened[best],
+    weights[best],
     lit=[edge for edge, yes in zip(strong, matches_earlier, strict=True) if yes],
     title=title,
 )
 plt.show()
-print(f"{sum(matches_earlier)} of {n} listen to the piece after their own earlier occurrence")
+print(f"{sum(matches_earlier)} of {n} attend to the piece after their own earlier occurrence")
 assert sum(matches_earlier) > n / 2
 
 # %% [markdown]
 # ### The same model over a window
 #
-# No parameter changes now, only the graph: every token hears the last eight, itself included. We say 32 random tokens twice.
-# The edges that the induction head needs run over 31 tokens: they are gone. Can the layers hand the information on in several
-# hops instead? Ask the graph: `window ** 2` has an edge wherever two hops lead.
+# No parameter changes now, only the graph: every token attends to the last eight, itself included. The text is 32 random tokens,
+# repeated once. The edges that the induction head needs span 31 tokens, so they are gone. Can the layers pass the information on in
+# several hops instead? Ask the graph: `window ** 2` has an edge wherever two hops lead.
 
 # %%
 length = 32
 generator = torch.Generator().manual_seed(1)
 first = torch.randint(model.config.vocabulary_size, (64, length), generator=generator)
-repeated = torch.cat([first, first], dim=1)  # 64 random texts, each said twice
+repeated = torch.cat([first, first], dim=1)  # 64 random texts, each repeated once
 
 causal, window = ga.patterns.causal(2 * length), ga.patterns.window(2 * length, 8)
 src, dst = (window**num_layers).edge_index
@@ -411,59 +404,59 @@ assert (dst - src).max() < length - 1
 assert ga.model.induction_scores(model, length=length, graph=window).max() == 0
 
 
-def surprise(graph):
-    """Minus the logarithm of the probability that the model gave to the token that came, for each position, mean over texts."""
-    chances = model(repeated, graph)[:, :-1].log_softmax(-1)
-    return -chances.gather(-1, repeated[:, 1:, None])[..., 0].mean(0)
+def loss_by_position(graph):
+    """The loss at each position, averaged over the texts: minus the log-probability of the token that came."""
+    log_probabilities = model(repeated, graph)[:, :-1].log_softmax(-1)
+    return -log_probabilities.gather(-1, repeated[:, 1:, None])[..., 0].mean(0)
 
 
 # %% [markdown]
-# The tokens are random, so in the first copy there is nothing to know. (The model does worse there than even guessing,
-# because it expects text.) In the second copy everything could be known. The lower the curve, the better the prediction.
+# The tokens are random, so in the first copy nothing can be known. (The loss there is above chance level, because the model
+# expects text.) In the second copy everything could be known. The lower the curve, the better the prediction.
 
 # %%
-runs = {"causal": surprise(causal), "window(64, 8)": surprise(window)}
+runs = {"causal": loss_by_position(causal), "window(64, 8)": loss_by_position(window)}
 
 figure, ax = plt.subplots(figsize=(9, 3.8))
 for (name, curve), colour, marker in zip(runs.items(), (BLUE, ORANGE), ("o", "s"), strict=True):
     ax.plot(range(1, 2 * length), curve, color=colour, marker=marker, markersize=4, label=name)
 ax.axvline(length - 0.5, color=GREY, linestyle="--")
-ax.axhline(math.log(len(vocabulary)), color=GREY, linestyle=":", label="even guessing")
+ax.axhline(math.log(len(vocabulary)), color=GREY, linestyle=":", label="chance level")
 ax.set_ylim(0)
 ax.text(length, 0.2, "second copy begins", color="#555555", va="bottom")
 ax.set(
     xlabel="position of the predicted token",
-    ylabel="surprise",
-    title="random tokens, said twice: one model, two graphs",
+    ylabel="loss",
+    title="random tokens, repeated once: one model, two graphs",
 )
 ax.legend(frameon=False, loc="lower left")
 plt.show()
 
 
 def gain(curve):
-    """How much less surprising the second copy is than the first."""
+    """How much lower the loss is on the second copy than on the first."""
     return (curve[: length - 1].mean() - curve[length:].mean()).item()
 
 
 for name, curve in runs.items():
-    print(f"{name:>14}: the second copy is less surprising by {gain(curve):.2f}")
+    print(f"{name:>14}: the loss on the second copy is lower by {gain(curve):.2f}")
 assert gain(runs["causal"]) > 1 > gain(runs["window(64, 8)"])
 
 # %% [markdown]
-# Over the causal graph the model recognises the second copy, if by no means every token of it: its surprise comes down to about
-# that of even guessing. Over the window it cannot, however good its heads are: what a model can know is decided by its graph,
-# before any number is learned. Exercise 3 gives the lost edges back.
+# Over the causal graph the model recognises the second copy, though by no means every token of it: its loss comes down to about
+# chance level. Over the window it cannot, however good its heads are: the graph decides what a model can know, before any
+# number is learned. Exercise 3 gives the lost edges back.
 #
 # **In short.** Heads do not mix: a receiver's state gains the sum of what arrives, over all heads. Patterns and messages say what
-# a head looks for and what it says, in the space of the states. And a layer runs over any graph: the graph is yours to choose.
+# a head looks for and what it sends, in the space of the states. And a layer runs over any graph: the graph is yours to choose.
 #
 # ## 5. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/02_many_heads_many_graphs.py).
 #
-# **1. One edge.** Over the causal graph *output* learns that it is denied. Which one edge `(src, dst)` must be cut so that the
-# layer, both heads together, adds no denial to *output*?
+# **1. One edge.** Over the causal graph *output* learns that it is negated. Which one edge `(src, dst)` must be cut so that the
+# layer, both heads together, adds no negation to *output*?
 
 # %% tags=["exercise"]
 answer = None  # your turn: a pair such as (LLAMAS, OUTPUT)
@@ -472,13 +465,13 @@ answer = None  # your turn: a pair such as (LLAMAS, OUTPUT)
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 less = g - ga.convert.from_edge_index(torch.tensor([answer]).T, 5)
-assert layer(x, g)[OUTPUT, DENIAL] > 0.5
-assert layer(x, less)[OUTPUT, DENIAL] == 0, "output still hears of a denial"
-print(f"right: without the edge {WORDS[answer[0]]} -> {WORDS[answer[1]]} nothing is denied")
+assert layer(x, g)[OUTPUT, NEGATION] > 0.5
+assert layer(x, less)[OUTPUT, NEGATION] == 0, "output is still negated"
+print(f"right: without the edge {WORDS[answer[0]]} -> {WORDS[answer[1]]} nothing is negated")
 
 # %% [markdown]
-# **2. Hearsay.** Over `window(5, 2)` a token hears itself and its left neighbour. Apply the layer twice, each time adding
-# the update to the state. Whose *first* states can have influenced the final state of *words*? Give a set of positions.
+# **2. Hearsay.** Over `window(5, 2)` a token attends to itself and to its left neighbour. Apply the layer twice, and add
+# the update to the state each time. Whose *first* states can have influenced the final state of *words*? Give a set of positions.
 # (Hint: print `ga.patterns.window(5, 2) ** 2`.)
 
 # %% tags=["exercise"]
@@ -508,7 +501,7 @@ print("right:", ", ".join(WORDS[token] for token in sorted(influence)))
 # (the causal graph has 2,080) over which the model is better on the second copy than on the first by more than 1. A graph is a
 # rule: `ga.TokenGraph.from_rule(lambda b, h, dst, src: ..., 64)` has an edge wherever the condition on the positions `dst` and
 # `src` is true (`b` and `h` are sample and head, not needed here). Graphs are joined by `|`. Fewer edges need not be worse:
-# fewer senders compete for a listener.
+# fewer senders compete for the weight of a receiver.
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph of 64 tokens
@@ -516,13 +509,13 @@ answer = None  # your turn: a TokenGraph of 64 tokens
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-runs["your graph"] = surprise(answer)
+runs["your graph"] = loss_by_position(answer)
 for name, graph in (("causal", causal), ("window(64, 8)", window), ("your graph", answer)):
     print(
-        f"{name:>14}: {graph.num_edges:>4} edges, less surprised by the second copy by {gain(runs[name]):.2f}"
+        f"{name:>14}: {graph.num_edges:>4} edges, the loss on the second copy is lower by {gain(runs[name]):.2f}"
     )
 assert answer.num_edges < 600, "too many edges"
-assert gain(runs["your graph"]) > 1, "the second copy is still a surprise"
+assert gain(runs["your graph"]) > 1, "the loss on the second copy is still high"
 
 # %% [markdown]
 # ## Sources

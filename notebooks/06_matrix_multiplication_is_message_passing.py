@@ -13,11 +13,11 @@
 # %% [markdown]
 # # Matrix multiplication is message passing
 #
-# Attention is *explained* with nodes and messages, and *computed* with matrix products. How can these be one thing? Because a
-# matrix product already **is** message passing: along a graph whose edges are the entries of the first factor.
+# Attention is *explained* with nodes and messages, and *computed* with matrix products. How can these be one thing? A
+# matrix product already **is** message passing, along a graph whose edges are the entries of the first factor.
 #
-# This notebook reads a product in two ways, finds both in attention, measures when matrices are the fast way to compute it and
-# when edges are, and clears up two things that the literature regularly gets wrong: who is left out of a sum, and whether
+# This notebook reads a product in two ways and finds both of them in attention. It measures when matrices are faster and
+# when edges are. And it clears up two points that the literature often gets wrong: who is left out of a sum, and whether
 # vectors are rows or columns.
 #
 # It follows the note *Multi-headed attention as matrix multiplication* ("the text" below). You need to know what a matrix
@@ -93,8 +93,8 @@ def draw_table(ax, table, title, rows=None, columns=None, limit=1.0, digits=1, l
 #
 # Put the vectors $a_1 \dots a_n$ into the rows of $A$, and $b_1 \dots b_m$ into the columns of $B$. An entry of the product is
 # a row of $A$ times a column of $B$, and a dot product of two vectors measures how similar they are. So $AB$ is the table of
-# **all pairwise similarities** of two sets. They need not be of one size. Below are four words of English and six of German,
-# with a little noise: as vectors that mean something, words that mean the same point in the same direction.
+# **all pairwise similarities** of two sets, which may have different sizes. Below are vectors of four English and six German words.
+# Words of the same meaning point in the same direction, apart from a little noise.
 
 # %% tags=["S4.23"]
 GERMAN = ["das", "lama", "gibt", "keine", "worte", "aus"]
@@ -117,7 +117,7 @@ assert [GERMAN[column] for column in alignment.argmax(1).tolist()] == ["das", "l
 
 # %% [markdown]
 # This is **cross-attention**: the receivers (English) and the senders (German) are different tokens. Its graph has two sides,
-# and here every receiver may hear every sender. It is how attention began, in translation.
+# and here every receiver attends to every sender. Attention began this way, in translation.
 
 # %%
 cross = ga.patterns.cross(4, 6)
@@ -126,29 +126,29 @@ assert torch.allclose(translated, alignment @ german)
 print(cross)
 
 # %% [markdown]
-# ## 2. Second reading: what everybody is told
+# ## 2. Second reading: what each node receives
 #
 # $$(AB)_{i,:} = \sum_j A_{ij} \, B_{j,:}$$
 #
 # Now the rows of $B$ are the states of nodes, and the row $i$ of $A$ holds weights. Row $i$ of the product is a weighted sum of
-# the rows of $B$: node $i$ hears node $j$ with the weight $A_{ij}$. **$A$ is a weighted graph.** Where it is zero there is no
-# edge, and nothing is heard. The product is one round of message passing; its three steps are in the loop below.
+# the rows of $B$: node $i$ receives from node $j$ with the weight $A_{ij}$. **$A$ is a weighted graph.** Where it is zero, there is
+# no edge, and nothing is received. The product is one round of message passing; its three steps are in the loop below.
 
 # %%
 A = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.3, 0.7, 0.0], [0.2, 0.0, 0.8, 0.0]])
 B = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]])
 
 graph = ga.convert.from_mask(A != 0)  # mask[dst, src]
-heard = torch.zeros(4, 3)
+received = torch.zeros(4, 3)
 for src, dst in graph.edge_index.T.tolist():
     message = A[dst, src] * B[src]  # message: along each edge
-    heard[dst] += message  # aggregate: a sum at each receiver
-assert torch.equal(heard, A @ B)  # update: what it heard
+    received[dst] += message  # aggregate: a sum at each receiver
+assert torch.equal(received, A @ B)  # update: the sum itself
 
 figure, axes = plt.subplots(1, 3, figsize=(12, 2.9), width_ratios=[4, 3, 3])
-draw_table(axes[0], A.masked_fill(A == 0, math.nan), "A: who hears whom (row 2 framed)", lit=(2, 0, 1, 4))
+draw_table(axes[0], A.masked_fill(A == 0, math.nan), "A: a row for each receiver (row 2 framed)", lit=(2, 0, 1, 4))
 draw_table(axes[1], B, "B: the states")
-draw_table(axes[2], heard, "A @ B: what each has heard", lit=(2, 0, 1, 3))
+draw_table(axes[2], received, "A @ B: what each node has received", lit=(2, 0, 1, 3))
 plt.show()
 
 weights = A[graph.edge_index[1], graph.edge_index[0]]
@@ -156,13 +156,13 @@ draw.arcs(
     graph,
     weights=weights,
     lit=[(1, 2), (2, 2)],
-    title="A as a graph: node 2 hears nodes 1 and 2 (line width = weight)",
+    title="A as a graph: node 2 receives from nodes 1 and 2 (line width = weight)",
 )
 
 # %% [markdown]
 # Much follows from this reading. The product $A_2 (A_1 B)$ is two rounds, and since $(A_2 A_1) B$ is the same, the graph
-# $A_2 A_1$ holds the ways of two hops. A matrix that is mostly zeros, a **sparse** one, is a graph with few edges. And the
-# identity is the graph in which everyone hears only itself.
+# $A_2 A_1$ holds the paths of two edges. A matrix that is mostly zeros, a **sparse** one, is a graph with few edges. And the
+# identity is the graph in which each node receives only from itself.
 
 # %%
 two_rounds = A @ (A @ B)
@@ -178,8 +178,8 @@ print("two hops", (graph @ graph).edge_index.T.tolist())
 # $$S = \frac{Q K^\top}{\sqrt d} \;\text{(first reading)}, \quad A = \text{softmax}(S), \quad O = A V \;\text{(second reading)}$$
 #
 # The first product asks how similar every query is to every key. The softmax turns each row into shares. The second product is
-# message passing with these shares as weights. The shares are first found only up to a factor, $w_j \propto \exp(S_{ij})$; then
-# the row is divided by its sum.
+# message passing with these shares as weights. The exponentials give the shares up to a factor, $w_j \propto \exp(S_{ij})$; dividing
+# the row by its sum gives the shares.
 
 # %%
 n, width, d = 6, 16, 8
@@ -201,7 +201,7 @@ print("edge by edge = by matrices")
 # %% [markdown]
 # ## 4. Loop or matrix?
 #
-# The same numbers can be computed in many ways. Here are four, for causal attention. The first visits every **edge**, the
+# Many programs compute the same numbers. Here are four, for causal attention. The first visits every **edge**, the
 # second every **query**. The third has no loop: it computes the full table and removes the pairs without an edge. The fourth gathers and
 # scatters along the list of edges, as graph libraries do.
 
@@ -221,14 +221,14 @@ def by_queries(q, k, v, graph):
     """One receiver after the other, as in the textbook's loop."""
     mask, out = graph.mask(), []
     for i in range(len(q)):
-        heard = mask[i]
-        weights = (k[heard] @ q[i] / math.sqrt(q.shape[1])).softmax(0)
-        out.append(weights @ v[heard])
+        senders = mask[i]
+        weights = (k[senders] @ q[i] / math.sqrt(q.shape[1])).softmax(0)
+        out.append(weights @ v[senders])
     return torch.stack(out)
 
 
 def by_matrices(q, k, v, graph):
-    """All pairs at once; what is no edge is thrown away."""
+    """All pairs at once; the pairs without an edge are discarded."""
     logits = q @ k.T / math.sqrt(q.shape[1])
     return logits.masked_fill(~graph.mask(), -math.inf).softmax(-1) @ v
 
@@ -242,45 +242,45 @@ def by_gather_and_scatter(q, k, v, graph):
     return torch.zeros_like(v).index_add(0, dst, (mass / total[dst])[:, None] * v[src])
 
 
-WAYS = {by_edges_in_python: "o-", by_queries: "s-", by_gather_and_scatter: "^-", by_matrices: "D-"}
+PROGRAMS = {by_edges_in_python: "o-", by_queries: "s-", by_gather_and_scatter: "^-", by_matrices: "D-"}
 
 
-def seconds(way, n, graph):
-    """The best of three runs, on heads of 64; what is made once for a graph is made before, or in the first of them."""
+def seconds(program, n, graph):
+    """The best of three runs, with heads of width 64. The mask and the list of edges are computed before."""
     q, k, v = torch.randn(3, n, 64).unbind(0)
     _ = graph.mask(), graph.edge_index
-    return min(timeit.repeat(lambda: way(q, k, v, graph), number=1, repeat=3))
+    return min(timeit.repeat(lambda: program(q, k, v, graph), number=1, repeat=3))
 
 
 q, k, v = torch.randn(3, 40, 64).unbind(0)
 for graph in (ga.patterns.causal(40), ga.patterns.window(40, 5)):
-    for way in WAYS:
-        assert torch.allclose(way(q, k, v, graph), by_matrices(q, k, v, graph)), way
+    for program in PROGRAMS:
+        assert torch.allclose(program(q, k, v, graph), by_matrices(q, k, v, graph)), program
 
 # %% [markdown]
-# On the causal graph, half of all pairs are edges. We measure all four on one core. The times belong to the computer that made
-# this page, so they stand in the picture only; what is checked is who wins.
+# On the causal graph, half of all pairs are edges. We measure all four on one core. The times in the picture depend on the
+# computer; the asserts check only which program is faster.
 
 # %% tags=["S3.4"]
 SIZES = [16, 32, 64, 128, 256, 512, 1024]
-times = {way: [] for way in WAYS}
+times = {program: [] for program in PROGRAMS}
 for size in SIZES:
-    for way in WAYS:
-        is_skipped = way is by_edges_in_python and size > 128
-        times[way].append(math.nan if is_skipped else seconds(way, size, ga.patterns.causal(size)))
+    for program in PROGRAMS:
+        is_skipped = program is by_edges_in_python and size > 128
+        times[program].append(math.nan if is_skipped else seconds(program, size, ga.patterns.causal(size)))
 
 figure, ax = plt.subplots(figsize=(7.5, 4.2))
-for (way, look), colour in zip(WAYS.items(), (RED, ORANGE, GREEN, BLUE), strict=True):
+for (program, look), colour in zip(PROGRAMS.items(), (RED, ORANGE, GREEN, BLUE), strict=True):
     ax.loglog(
         SIZES,
-        [1000 * time for time in times[way]],
+        [1000 * time for time in times[program]],
         look,
         color=colour,
-        label=way.__name__.replace("_", " "),
+        label=program.__name__.replace("_", " "),
         base=2,
     )
 ax.set_yscale("log", base=10)
-ax.set(xlabel="tokens", ylabel="milliseconds", title="causal attention, four ways, one core")
+ax.set(xlabel="tokens", ylabel="milliseconds", title="causal attention, four programs, one core")
 ax.legend(frameon=False)
 plt.show()
 assert times[by_matrices][-1] < times[by_queries][-1]
@@ -292,29 +292,30 @@ assert times[by_queries][3] < times[by_edges_in_python][3]
 # computes twice as much as is needed. Processors are built for products. Gathering copies 64 numbers to each end of every edge,
 # and copying is slow.
 #
-# But the table has $n^2$ cells, whatever the graph. Over a window every token hears at most 16, itself included, and the number
-# of edges grows like $n$. Now the edges win as soon as the text is long enough. The last curve is this library's own attention,
-# which takes the graph as it is and needs no table.
+# But the table has $n^2$ cells, whatever the graph. Over a window every token attends to at most 16 tokens, itself included, and
+# the number of edges grows like $n$. Now the edges win as soon as the text is long enough. The last curve is this library's own
+# attention, which reads the edges of the graph and needs no table.
 
 
 # %%
 def by_attend(q, k, v, graph):
-    """The library's attention, free to choose its way."""
+    """The library's attention, which chooses its kernel itself."""
     return ga.attend(q[None, None], k[None, None], v[None, None], graph)[0, 0]
 
 
 LONG = [64, 256, 1024, 4096]
 SPARSE = {by_queries: "s-", by_gather_and_scatter: "^-", by_matrices: "D-", by_attend: "v-"}
-long_times = {way: [seconds(way, size, ga.patterns.window(size, 16)) for size in LONG] for way in SPARSE}
+window_of = {size: ga.patterns.window(size, 16) for size in LONG}
+long_times = {program: [seconds(program, size, window_of[size]) for size in LONG] for program in SPARSE}
 
 figure, ax = plt.subplots(figsize=(7.5, 4.2))
-for (way, look), colour in zip(SPARSE.items(), (ORANGE, GREEN, BLUE, "black"), strict=True):
+for (program, look), colour in zip(SPARSE.items(), (ORANGE, GREEN, BLUE, "black"), strict=True):
     ax.loglog(
         LONG,
-        [1000 * time for time in long_times[way]],
+        [1000 * time for time in long_times[program]],
         look,
         color=colour,
-        label=way.__name__.replace("_", " "),
+        label=program.__name__.replace("_", " "),
         base=2,
     )
 ax.set_yscale("log", base=10)
@@ -325,14 +326,14 @@ assert long_times[by_gather_and_scatter][-1] < long_times[by_matrices][-1]
 assert long_times[by_attend][-1] < long_times[by_matrices][-1]
 
 # %% [markdown]
-# ## 5. A sum that leaves somebody out
+# ## 5. A sum that leaves the token itself out
 #
 # The text writes the output of token $i$ as a sum over **all others**, and then computes it with the full table:
 #
 # $$o_i = \sum_{j \neq i} w_j \, W_V v_j \qquad\text{and}\qquad O = A V$$
 #
-# These are different things: in $AV$ the sum has $j = i$ too. As masks it is a formula with a slip; as graphs it is plain to
-# see. The first is the graph without self loops, the second has them.
+# These are different: in $AV$ the sum includes $j = i$. In the formula this is easy to overlook. As graphs the two are easy to
+# tell apart: the first has no self loops, the second has them.
 
 # %% tags=["S3.6"]
 everyone, no_self_graph = ga.patterns.full(n), ga.patterns.no_self(n)
@@ -347,9 +348,9 @@ assert torch.allclose(without, (S + diagonal).softmax(1) @ V)  # leave a pair ou
 print(f"largest difference between the two: {(with_self - without).abs().max():.2f}")
 
 # %% [markdown]
-# There are two ways to leave somebody out, and they differ again. **Without the edge**, the softmax never sees it, and the
-# others share its part. **Muted**: the full table is computed, and the diagonal of $A$ is then set to 0. Now the weights of a
-# row no longer add up to 1.
+# A sender can be left out before or after the softmax, and the results differ again. **Without the edge**, the softmax never sees
+# the sender, and the others share its part. **Muted**, the full table is computed, and the diagonal of $A$ is then set to 0. Now
+# the weights of a row no longer add up to 1.
 
 # %% tags=["S3.6"]
 muted_weights = A.clone().fill_diagonal_(0.0)
@@ -357,7 +358,7 @@ muted = muted_weights @ V
 assert not torch.allclose(muted, without, atol=0.1)
 assert torch.allclose(without, muted / muted_weights.sum(1, keepdim=True))
 print(
-    "what is left of each row's weights:",
+    "sum of the remaining weights of each row:",
     [round(remainder, 2) for remainder in muted_weights.sum(1).tolist()],
 )
 print(f"largest difference between no edge and a muted one: {(without - muted).abs().max():.2f}")
@@ -365,7 +366,7 @@ print(f"largest difference between no edge and a muted one: {(without - muted).a
 # %% [markdown]
 # ## 6. Rows or columns
 #
-# A vector can be a row or a column, and every text decides for itself. One more sentence of the same text: "row $i$ of $I W^Q$
+# A vector can be a row or a column, and each text has its own convention. One more sentence of the same text: "row $i$ of $I W^Q$
 # is $W^Q \cdot v_i$". It mixes the two. With states as **rows**, row $i$ of $X W$ is $v_i W$; written with columns that is
 # $W^\top v_i$.
 
@@ -409,16 +410,17 @@ assert torch.allclose(rows, columns.T)
 
 mirrored = ga.StandardHeads.from_arrays(W_Q.T[None], W_K.T[None], W_V.T[None], W_O.T[None], layout="column")
 assert torch.equal(ga.MessagePassingAttention(mirrored)(states, tree), rows)
-print("the same updates; a loader must be told the layout, because a square matrix does not show it")
+print("the same updates; a loader needs to know the layout, because a square matrix does not show it")
 
 # %% [markdown]
-# Four small things that texts leave open or get wrong, and that a graph settles at once:
+# Four small points that texts leave open or get wrong, and that the cell below settles:
 #
-# * The widths of queries and keys, and of values, need not be the same.
-# * Heads may stand side by side, without an output matrix: that is a layer too.
-# * Each head has an output matrix of its own. Has it an output bias of its own? One may cut $b_O$ into any parts that add up to it:
-#   the sum over heads cannot tell, so no part means anything.
-# * One text writes the sum in the softmax up to $i$ where it means $T$. For a causal mask that is the same, for others it is not.
+# * Queries and keys may have another width than values. For a head, the width is usually that of the states divided by the number
+#   of heads, so that all heads together are as wide as a state.
+# * The outputs of the heads may be put side by side, without an output matrix. That is a layer too.
+# * Each head has an output matrix of its own. Does it have an output bias of its own? Any parts of $b_O$ that add up to it give the
+#   same sum over the heads, so no single part has a meaning.
+# * One text writes the sum in the softmax up to $i$ where it means $T$. For a causal mask this is the same, for others it is not.
 
 # %% tags=["S2.7", "S3.8", "S4.5", "S4.9"]
 wide_values = torch.randn(2, width, 7)  # queries and keys of 3 numbers, values of 7
@@ -449,10 +451,10 @@ for name, graph in {
     assert torch.allclose(up_to_i, over_all) == (name == "causal")
 
 # %% [markdown]
-# And one that no text mentions, because it is about what is *not* there. We have left positions out all along. So what tells the first
+# One more point concerns something that is *missing*. We have left out positions all along. What then distinguishes the first
 # token from the last? Shuffle the tokens, and shuffle the graph with them: the updates come out shuffled, and nothing else
-# changes. A layer of attention has no order in it. **The graph is what breaks the symmetry**, unless it is the full one, over which not
-# even the graph knows where anybody stands.
+# changes. A layer of attention has no order in it. **Only the graph breaks this symmetry**, and the full graph does not: shuffle its
+# tokens and it is the same graph.
 
 # %% tags=["S4.25"]
 attention, order = ga.MessagePassingAttention(heads), torch.randperm(n)
@@ -469,8 +471,8 @@ for graph in (tree, ga.patterns.causal(n), ga.patterns.full(n)):
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/06_matrix_multiplication_is_message_passing.py).
 #
-# **1. Count the ways.** If $A$ holds only ones and zeros, $(A A)_{ij}$ counts the ways of two edges from $j$ to $i$. In the
-# causal graph of 5 tokens (self loops included), how many ways of *three* edges lead from token 0 to token 4?
+# **1. Count the paths.** If $A$ holds only ones and zeros, $(A A)_{ij}$ counts the paths of two edges from $j$ to $i$. In the
+# causal graph of 5 tokens (self loops included), how many paths of *three* edges lead from token 0 to token 4?
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number
@@ -479,8 +481,8 @@ answer = None  # your turn: a number
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 ones = ga.patterns.causal(5).mask().double()
-assert answer == (ones @ ones @ ones)[4, 0], "another number of ways; print the product of three masks"
-print("right:", answer, "ways")
+assert answer == (ones @ ones @ ones)[4, 0], "not this number of paths; print the product of three masks"
+print("right:", answer, "paths")
 
 # %% [markdown]
 # **2. Do nothing.** Over which graph of 6 tokens is attention's mixed message $A V$ exactly $V$, whatever the queries and keys?
@@ -493,12 +495,12 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 for seed in range(3):
     q, k, v = torch.randn(3, 1, 1, 6, 8, generator=torch.Generator().manual_seed(seed)).unbind(0)
-    assert torch.allclose(ga.attend(q, k, v, answer), v), "somebody hears somebody else"
+    assert torch.allclose(ga.attend(q, k, v, answer), v), "a token attends to another token"
 print("right:", answer.name)
 
 # %% [markdown]
-# **3. Load a foreign layer.** A colleague stores `C_Q`, `C_K`, `C_V` for columns, $q = C_Q x$. With which `W_Q` does `x @ W_Q`
-# give his queries, for states in rows? Give all three.
+# **3. Load a layer of another library.** It stores `C_Q`, `C_K`, `C_V` for columns, $q = C_Q x$. Which `W_Q` gives the same
+# queries as `x @ W_Q`, for states in rows? Give all three.
 
 # %% tags=["exercise"]
 C_Q, C_K, C_V = torch.randn(3, 4, 16).unbind(0)
@@ -508,8 +510,8 @@ answer = None  # your turn: (W_Q, W_K, W_V)
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 for ours, theirs in zip(answer, (C_Q, C_K, C_V), strict=True):
-    assert ours.shape == (16, 4), "it has another shape"
-    assert torch.allclose(states @ ours, torch.stack([theirs @ x for x in states])), "another query"
+    assert ours.shape == (16, 4), "the shape differs"
+    assert torch.allclose(states @ ours, torch.stack([theirs @ x for x in states])), "the queries differ"
 print("right")
 
 # %% [markdown]

@@ -1,6 +1,7 @@
-"""What the notebooks draw with, where it is longer than a cell should be."""
+"""Settings and drawings of the notebooks that are longer than a cell should be."""
 
 import math
+import warnings
 
 import matplotlib.pyplot as plt
 import torch
@@ -13,6 +14,16 @@ BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"  # told apa
 COLOURS = LinearSegmentedColormap.from_list("orange-white-blue", [ORANGE, "white", BLUE]).with_extremes(
     bad="#E4E4E4"
 )
+
+# Importing this module silences two warnings that no reader can act on; torch_geometric raises the first one when it is imported.
+warnings.filterwarnings("ignore", message="IProgress not found")
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+def use_house_style():
+    """Set the look of the figures."""
+    plt.rcParams.update({"figure.dpi": 100, "font.size": 11, "axes.titlesize": 12, "axes.spines.top": False})
+    plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
 
 
 def draw_table(ax, table, rows, columns, title="", limit=1.0, digits=2, mask=None, aspect="equal"):
@@ -39,38 +50,6 @@ def draw_table(ax, table, rows, columns, title="", limit=1.0, digits=2, mask=Non
                 ax.text(
                     c, r, f"{value + 0.0:.{digits}f}", ha="center", va="center", color=colour, fontsize=10
                 )
-
-
-def draw_product(ax, factors, title):
-    """Matrices of a product beside each other, drawn to scale: (label, rows, columns, colour), or a sign such as "=".
-
-    A single row is drawn 8 thick, so that its colour can be seen.
-    """
-    left = 0
-    for factor in factors:
-        if isinstance(factor, str):
-            ax.text(left + 8, 0, factor, ha="center", va="center", fontsize=13)
-            left += 24
-            continue
-        label, rows, columns, colour = factor
-        height = max(rows, 8)
-        ax.add_patch(
-            plt.Rectangle(
-                (left, -height / 2), columns, height, facecolor=colour, edgecolor="black", alpha=0.75
-            )
-        )
-        ax.text(
-            left + columns / 2,
-            -height / 2 - 5,
-            f"{label}\n{rows} x {columns}",
-            ha="center",
-            va="top",
-            fontsize=9,
-        )
-        left += columns + 10
-    ax.set(xlim=(-10, 560), ylim=(-115, 75), aspect="equal")
-    ax.set_title(title, loc="left")
-    ax.set_axis_off()
 
 
 def draw_curve(ax, points, width, colour):

@@ -8,7 +8,7 @@
 answer = ga.patterns.causal(5).T
 
 # %% [markdown]
-# **2. Loud and quiet.**
+# **2. Flat and sharp.**
 
 # %%
 answer = (0.0, 10.0)

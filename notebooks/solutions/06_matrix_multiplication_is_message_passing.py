@@ -2,7 +2,7 @@
 # # Solutions of [notebook 06](../06_matrix_multiplication_is_message_passing.ipynb)
 
 # %% [markdown]
-# **1. Count the ways.**
+# **1. Count the paths.**
 
 # %%
 # the choices of two stops, with repetition, among five
@@ -16,7 +16,7 @@ answer = 15
 answer = ga.patterns.self_loops(6)
 
 # %% [markdown]
-# **3. Load a foreign layer.**
+# **3. Load a layer of another library.**
 
 # %%
 answer = (C_Q.T, C_K.T, C_V.T)
