@@ -13,46 +13,44 @@
 # %% [markdown]
 # # Sparse against dense, trained
 #
-# A sparse graph saves edges. What does it cost? Two things, and they are often confused. What a model *can* know is decided by
-# **reach**: nothing arrives from where no way leads. What it *learns* to know, of what it can, is decided by training. The
-# first is a fact about the graph, known before any training. The second has to be tried, more than once, because it varies from
-# run to run.
+# A sparse graph saves edges. What does it cost in accuracy? Two things limit a model, and they are often confused. **Reach** limits
+# what a model *can* know: nothing arrives from a token from which no path leads. **Training** limits what the model *learns* of it.
+# The first limit is a fact about the graph, known before any training. The second has to be measured, more than once, because it
+# varies from run to run.
 #
-# Here we train the same small model over seven graphs on a task that needs long reach, and compare what it knows with what its
-# graph lets it know. (`python -m examples.training compare` does this with the shipped model's architecture on real text.)
+# Here we train the same small model on seven graphs, on a task that needs long reach, and compare its accuracy with the best that
+# its graph permits. (`python -m examples.training compare` does this with the shipped model's architecture on real text.)
 #
 # You need [notebook 11](11_how_many_layers.ipynb).
 #
 # **Afterwards you can** tell what a graph forbids from what training did not find.
 #
-# before: [How many layers until the last token hears the first?](11_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](13_communication_and_computation.ipynb)
+# before: [How many layers until the last token reaches the first?](11_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](13_communication_and_computation.ipynb)
 
 # %%
 import sys
-import warnings
 
 import matplotlib.pyplot as plt
 import torch
+from pictures import BLUE, GREY, RED, use_house_style
 from torch.nn import functional
 
 from gnn_attention import analyse, draw, patterns
 from gnn_attention.convert.expressions import parse
 
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
-sys.path.append("..")  # the examples are beside the notebooks, no part of the package
-from examples.training.tasks import Reader  # noqa: E402
+sys.path.append("..")  # the folder of the examples is beside the notebooks; it is not part of the package
+from examples.training.tasks import Reader
 
-torch.set_num_threads(1)  # with more, sums are made in another order, and the numbers below differ a little
-BLUE, PURPLE, RED, GREEN, GREY = "#0072B2", "#CC79A7", "#D55E00", "#009E73", "#999999"
+use_house_style()
+torch.set_num_threads(1)  # more threads sum in another order, and the numbers below then differ a little
+PURPLE, GREEN = "#CC79A7", "#009E73"
 
 # %% [markdown]
 # ## 1. A needle in a row
 #
-# Every token of a row holds one of four symbols. One of them, the needle, also has a mark. Every token that comes after the
-# needle is asked which symbol the needle holds. The needle may stand anywhere, so the last token of 64 must hear of it over a
-# distance of anything from 0 to 63. A model that knows nothing is right once in four times.
+# Every token of a row holds one of four symbols. One token, the **needle**, also has a mark. Every token from the needle on must
+# output the needle's symbol. The needle may stand anywhere, so the last token of 64 must receive it over a distance of 0 to 63.
+# A model that knows nothing is right in one of four rows: this is the chance level.
 
 # %%
 N, SYMBOLS, LAYERS = 64, 4, 3
@@ -74,14 +72,28 @@ text = [
 print(" ".join(text), " -> ", "abcd"[answers.item()])
 
 # %% [markdown]
-# The task is easy if the needle is heard: *listen to who has a mark, and take over the symbol*. It can be relayed too: take
-# over the mark as well, and be listened to in the next layer.
+# The task is easy for a token with an edge from the needle: *attend to the token with a mark, and copy its symbol*. Other
+# tokens can receive it by a relay: a token that copies the mark together with the symbol can be attended to in the next layer.
 #
 # ## 2. What the graphs permit
 #
-# Our model has three layers. After three layers over a graph, the last token has heard of those in its receptive field, and of
-# nobody else. So the best that any training can do at the last token is to be right whenever the needle is in the field, and in
-# one of four cases otherwise:
+# Begin with eight tokens and three layers of `window(8, 2)`, in which a token attends to itself and the one before it. In the
+# picture on the right, the needle is token 2, and the red edges carry its symbol as far as three layers allow.
+
+# %%
+small = patterns.window(8, 2)
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), width_ratios=(1, 2))
+draw.mask(small, left)
+draw.arcs(small, right, lit=[(2, 3), (3, 4), (4, 5)], title="three layers, three hops: 2 → 3 → 4 → 5")
+plt.show()
+assert analyse.receptive_field(small, 5, LAYERS).tolist() == [2, 3, 4, 5]
+assert 2 not in analyse.receptive_field(small, 6, LAYERS)
+
+# %% [markdown]
+# The symbol of token 2 can reach token 5 and no later one. The tokens 6 and 7 can only guess, whatever the parameters are.
+#
+# In general the last token depends on the tokens in its receptive field and on no others. The best that any training can reach
+# at the last token is to be right whenever the needle is in the field, and in one of four cases otherwise:
 #
 # $$\text{best accuracy} = f + \tfrac14 (1 - f), \qquad f = \text{share of the row in the receptive field}$$
 
@@ -101,11 +113,11 @@ best = {text: len(f) / N + (1 - len(f) / N) / SYMBOLS for text, f in field.items
 edges = {text: graph.num_edges / N for text, graph in graphs.items()}
 for text in TEXTS:
     print(
-        f"{text:>28}: {edges[text]:5.1f} edges per token, {len(field[text]):>2} of 64 in reach, at best {best[text]:.0%} right"
+        f"{text:>28}: {edges[text]:5.1f} edges per token, {len(field[text]):>2} of 64 in the field, at best {best[text]:.0%} right"
     )
 
 # %%
-figure, axes = plt.subplots(2, 4, figsize=(11.5, 6.2), layout="constrained")
+figure, axes = plt.subplots(2, 4, figsize=(11.5, 6.2))
 axes.flat[-1].axis("off")
 for ax, (text, graph) in zip(axes.flat, graphs.items(), strict=False):
     draw.mask(graph, ax, title=text.replace("(64, ", "(").replace("(64)", ""))
@@ -113,21 +125,21 @@ for ax, (text, graph) in zip(axes.flat, graphs.items(), strict=False):
 plt.show()
 
 # %% [markdown]
-# Note the sinks. They are two tokens that everybody hears, and they look like a shortcut; but under causal edges they hear
-# nobody but themselves, and have nothing to relay. And note *strides*: with 11 edges for each token everything is in reach, in
-# two layers.
+# Two of these masks deserve a second look. The sinks are two tokens to which every token attends, and they look like a shortcut.
+# In a causal graph, however, they attend only to themselves, so they have nothing to relay. The strides, with 11 edges per
+# token, reach all tokens in two layers.
 #
-# ## 3. What is learned
+# ## 3. What the models learn
 #
-# One model for each graph and seed: 24 wide, two heads, three layers, the same batches for all. The loss is asked of all tokens
-# after the needle.
+# We train one model for each graph and seed: width 24, two heads, three layers, and the same batches for all. The loss is the mean
+# over all tokens from the needle on.
 
 # %%
 SEEDS, STEPS, BATCH = 3, 90, 16
 
 
 def trained(graph, seed):
-    """A reader after so many steps, and its loss at each of them."""
+    """Train a model, and return it with its loss at each step."""
     torch.manual_seed(seed)
     model = Reader(SYMBOLS + 1, SYMBOLS, layers=LAYERS, width=24, num_heads=2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -148,7 +160,7 @@ def trained(graph, seed):
 # %%
 @torch.no_grad()
 def right_by_distance(model, graph):
-    """How often the last token is right, for each distance from the needle."""
+    """Return how often the last token is right, for each distance from the needle."""
     x, place, answers = rows(2048, torch.Generator().manual_seed(1000))
     right = (model(x, graph)[:, -1].argmax(-1) == answers[:, 0]).double()
     distance = N - 1 - place[:, 0]
@@ -168,11 +180,11 @@ for text in TEXTS:
     )
 
 # %% [markdown]
-# How well do the last tokens know a needle, as its distance grows? The line is the mean over the seeds, smoothed over five
-# distances; the dashed vertical line is the edge of the receptive field.
+# How does the accuracy of the last token depend on the distance of the needle? The line is the mean over the seeds, smoothed over
+# five distances. The dashed vertical line is the edge of the receptive field, and the dotted line is the chance level.
 
 # %%
-figure, axes = plt.subplots(1, 4, figsize=(12.5, 2.9), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 4, figsize=(12.5, 2.9), sharey=True)
 for ax, text in zip(
     axes, ["window(64, 4)", "window(64, 8)", "sparse_strided(64, 8)", "causal(64)"], strict=True
 ):
@@ -199,13 +211,13 @@ print("outside the field:", {text.replace("64, ", ""): round(value, 2) for text,
 assert all(abs(value - 1 / SYMBOLS) < 0.05 for value in outside.values())  # chance, for every graph
 
 # %% [markdown]
-# Behind the dashed line is chance, whatever the seed and however long one trains: there the graph has decided. Before the line
-# is what training has made of it.
+# To the right of the dashed line the accuracy is at the chance level, for every seed and every number of steps: there the graph
+# sets the limit. To the left of the line the accuracy is what training has achieved.
 #
-# ## 4. Quality against edges
+# ## 4. Accuracy against edges
 #
-# Now the picture that one wants before choosing a graph. A hollow mark is what the graph permits, a filled one what was
-# learned, with a bar from the worst seed to the best.
+# This is the picture to look at before choosing a graph. A hollow mark is the best that the graph permits, and a filled mark what the
+# models learned, with a bar from the worst seed to the best.
 
 # %%
 STYLE = {
@@ -214,7 +226,7 @@ STYLE = {
     "sparse_strided": ("s", RED),
     "causal": ("^", "black"),
 }
-figure, ax = plt.subplots(figsize=(8.2, 4.4), layout="constrained")
+figure, ax = plt.subplots(figsize=(8.2, 4.4))
 for text in TEXTS:
     marker, colour = ("v", PURPLE) if "sinks" in text else STYLE[text.split("(")[0]]
     each = right[text].mean(1)
@@ -235,10 +247,10 @@ ax.minorticks_off()
 plt.show()
 
 # %% [markdown]
-# With a third of the edges of the causal graph the strides know as much. The narrow windows lose what their reach loses, and
-# the narrowest more: it has not even learned all that is inside its field. The sinks add two edges for each token and next to
-# no reach. Whether a *small* difference between two graphs is one can only be told beside the bars: with three seeds it is a
-# hint, and no proof.
+# With a third of the edges the strides are as accurate as the causal graph. The narrow windows lose what is outside their reach, and
+# the narrowest loses more: its models have not learned everything inside their field. The sinks (purple) add two edges per token and
+# next to no reach. A *small* difference between two graphs must be read together with the bars: with three seeds it is a hint and not
+# a proof.
 
 # %%
 learned = {text: right[text].mean().item() for text in TEXTS}
@@ -250,11 +262,11 @@ assert best["window(64, 8) | sinks(64, 2)"] - best["window(64, 8)"] < 0.03
 # %% [markdown]
 # ## 5. How fast?
 #
-# Three of the graphs reach everything: the causal one in one hop, the strides in two, the wide window in three. One might
-# expect that what has to be relayed is learned later. A line is one run:
+# Three of the graphs reach all tokens: the causal one in one hop, the strides in two, the wide window in three. One might expect
+# that a model learns a relay later than a direct edge. Each line is one run.
 
 # %%
-figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+figure, ax = plt.subplots(figsize=(7.5, 3.4))
 reaching = {
     "causal(64)": ("black", "-"),
     "sparse_strided(64, 8)": (RED, "--"),
@@ -274,16 +286,27 @@ for text in reaching:
     print(f"{text:>22}: loss below 0.5 after {steps} steps, seed by seed")
 
 # %% [markdown]
-# Not so here: the seeds differ from one another more than the graphs do. (All three graphs begin with the same parameters for
-# the same seed, and see the same rows.) On harder tasks relays do take longer to learn; `python -m examples.training reach` trains on one.
+# This is not the case here: the seeds differ from one another more than the graphs do. (For the same seed, all three graphs begin with
+# the same parameters and see the same rows.) On harder tasks relays do take longer to learn; `python -m examples.training reach`
+# trains on one.
+#
+# **The answer.** A sparse graph costs the accuracy on tokens outside its receptive field, for every model and every seed. Inside the
+# field, training can fail to find what the graph permits, as in the narrowest window, and it need not: the strides learn as much
+# as the causal graph with a third of its edges. So choose a graph by its reach first, and then train.
 #
 # ## 6. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/12_sparse_against_dense.py).
 #
-# **1. Before training.** A model of four layers over `window(64, 8)`: how often can the last token be right at best, if the
-# needle stands anywhere in the row?
+# **1. Before training** (easy, 3 minutes). A model has four layers of `window(64, 8)`. How often can the last token be right at best,
+# if the needle stands anywhere in the row?
+#
+# <details><summary>Hint</summary>
+#
+# Each layer adds seven tokens to the receptive field. Put the share of the row into the formula of section 2.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number between 0 and 1
@@ -293,14 +316,20 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 share = len(analyse.receptive_field(patterns.window(N, 8), N - 1, 4)) / N
 assert abs(answer - (share + (1 - share) / SYMBOLS)) < 0.005, (
-    "how many tokens are in reach after four hops of seven?"
+    "how many tokens are in the receptive field after four hops of seven?"
 )
 print(f"right: {answer:.1%}")
 
 # %% [markdown]
-# **2. A sink that talks.** Make the two sinks of `window(64, 8) | sinks(64, 2)` hear everybody (the graph is then not causal
-# any more). Write an expression of builders over 64 tokens with which every token has heard of every other after two layers,
-# with fewer than 15 edges per token. `catalogue` or notebook 10 has the builders.
+# **2. A sink that relays** (medium, 5 minutes). Let the two sinks of `window(64, 8) | sinks(64, 2)` attend to all tokens; the graph is
+# then no longer causal. Write an expression of builders over 64 tokens with which every token is reached by every other after two
+# layers, with fewer than 15 edges per token.
+#
+# <details><summary>Hint</summary>
+#
+# [Chapter 10](10_the_zoo.ipynb) has the builders. A global token attends to all tokens, and all tokens attend to it.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a text such as "window(64, 8) | ..."
@@ -311,13 +340,20 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 graph = parse(answer)
 assert graph.num_dst == N, "64 tokens"
 assert graph.num_edges / N < 15, "too many edges"
-assert analyse.diameter(graph) is not None, "somebody never hears of somebody"
-assert analyse.diameter(graph) <= 2, f"somebody needs {analyse.diameter(graph)} layers"
+assert analyse.diameter(graph) is not None, "some token never reaches another"
+assert analyse.diameter(graph) <= 2, f"some pair needs {analyse.diameter(graph)} layers"
 print(f"right: {graph.num_edges / N:.1f} edges per token")
 
 # %% [markdown]
-# **3. Try it.** Find a causal graph with at most 9 edges per token with which the model of this notebook, one seed, is right in
-# more than 90 % of the rows. (Think of two kinds of tokens: neighbours, and some that are farther apart.)
+# **3. A graph of your own** (hard, 15 minutes). Write a causal graph with at most 9 edges per token with which the model of this
+# chapter, with one seed, is right in more than 90 % of the rows.
+#
+# <details><summary>Hint</summary>
+#
+# Combine near tokens with tokens at regular distances: `patterns.window` and one or two `patterns.dilated`. Three layers must cover 63
+# tokens, so distances of 1, 4 and 16 are a good start. Check the receptive field before you train.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph over 64 tokens
@@ -326,11 +362,11 @@ answer = None  # your turn: a TokenGraph over 64 tokens
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer.num_edges / N <= 9, f"{answer.num_edges / N:.1f} edges per token are too many"
-assert bool((answer.edge_index[0] <= answer.edge_index[1]).all()), "somebody hears what comes later"
+assert bool((answer.edge_index[0] <= answer.edge_index[1]).all()), "the graph is not causal"
 model, _ = trained(answer, 0)
 accuracy = right_by_distance(model, answer).mean().item()
 reached = len(analyse.receptive_field(answer, N - 1, LAYERS))
-print(f"{answer.num_edges / N:.1f} edges per token, {reached} of 64 in reach, {accuracy:.0%} right")
+print(f"{answer.num_edges / N:.1f} edges per token, {reached} of 64 in the field, {accuracy:.0%} right")
 assert accuracy > 0.9, "not often enough"
 
 # %% [markdown]
@@ -339,9 +375,10 @@ assert accuracy > 0.9, "not often enough"
 # * U. Alon and E. Yahav, [On the Bottleneck of Graph Neural Networks](https://arxiv.org/abs/2006.05205), 2021: tasks that only
 #   reach can answer; `python -m examples.training reach` trains on theirs.
 # * R. Child et al., [Generating Long Sequences with Sparse Transformers](https://arxiv.org/abs/1904.10509), 2019: strides. S.
-#   Li et al., [Enhancing the Locality of Transformer](https://arxiv.org/abs/1907.00235), 2019: powers of two. G. Xiao et al.,
-#   [Efficient Streaming Language Models with Attention Sinks](https://arxiv.org/abs/2309.17453), 2024.
+#   Li et al., [Enhancing the Locality and Breaking the Memory Bottleneck of Transformer on Time Series
+#   Forecasting](https://arxiv.org/abs/1907.00235), 2019: powers of two. G. Xiao et al., [Efficient Streaming Language Models with
+#   Attention Sinks](https://arxiv.org/abs/2309.17453), 2024.
 
 # %% [markdown]
 # ---
-# before: [How many layers until the last token hears the first?](11_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](13_communication_and_computation.ipynb)
+# before: [How many layers until the last token reaches the first?](11_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](13_communication_and_computation.ipynb)

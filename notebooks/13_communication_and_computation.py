@@ -13,13 +13,13 @@
 # %% [markdown]
 # # Communication and computation
 #
-# A transformer does two things in turn. In one phase the tokens **talk**: each hears others along the edges of a graph. In the
-# other phase each token **thinks** about what it has heard, alone. Andrej Karpathy, who teaches it this way, calls the two
+# A transformer does two things in turn. In one phase the tokens exchange messages along the edges of a graph. In the other phase
+# each token transforms its own state, without any other token. Andrej Karpathy, who teaches it this way, calls the two phases
 # *communication* and *computation*.
 #
-# How strict is this division? Completely: attention is the *only* place where anything passes from one token to another. That
-# can be measured. Then we do an exercise of Karpathy's, attention as a graph of objects that talk to each other, and look at a
-# small mistake in the published version from which much can be learned.
+# How strict is this division? We measure it: attention is the *only* part through which anything passes from one token to another.
+# Then we do an exercise of Karpathy's, attention as a graph of objects that send messages to each other, and study a small mistake
+# in the published version.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb).
 #
@@ -29,46 +29,49 @@
 
 # %%
 import math
-import warnings
 
 import matplotlib.pyplot as plt
 import torch
+from pictures import BLUE, GREY, RED, draw_table, use_house_style
 from torch.autograd.functional import jacobian
 
 import gnn_attention as ga
 from gnn_attention import draw, patterns
 
+use_house_style()
 torch.manual_seed(0)
 torch.set_num_threads(1)
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
-BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 
 # %% [markdown]
 # ## 1. Who depends on whom, step by step
 #
-# Take a function that maps the states of $T$ tokens to $T$ new ones. Its derivative is a large matrix, and the matrix falls
-# into $T \times T$ blocks:
+# Take a function that maps the states of $T$ tokens to $T$ new ones. Its derivative, the **Jacobian**, is a large matrix of
+# $T \times T$ blocks:
 #
 # $$J_{\mathit{dst}, \mathit{src}} = \frac{\partial\, y_\mathit{dst}}{\partial\, x_\mathit{src}}$$
 #
-# The block says how the result at `dst` changes when the state of `src` does. If nothing passes from `src` to `dst`, the whole
-# block is exactly zero. Here are the parts of one layer (a small one, with parameters just drawn) and of the read-out after it,
-# one after the other. A cell is darker where the block is larger; grey means: exactly zero.
+# A block says how the result at `dst` changes when the state of `src` changes. If nothing passes from `src` to `dst`, the whole block
+# is exactly zero. We compute these blocks for each part of one layer, a small one with random parameters, and for the unembedding
+# after it. The graph of the layer has eight tokens:
 
 # %%
 T, WIDTH = 8, 16
+graph = patterns.window(T, 3) | patterns.sinks(T, 1)
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), width_ratios=(1, 2))
+draw.mask(graph, left, title="the mask: window and sink")
+draw.arcs(graph, right, title="the same graph as arcs")
+plt.show()
+
+# %%
 small = ga.model.LanguageModel(
     ga.model.Config(64, width=WIDTH, num_layers=1, num_heads=2, head_dim=8, mlp_width=32)
 ).double()
 block = small.blocks[0]
-graph = patterns.window(T, 3) | patterns.sinks(T, 1)
 x = torch.randn(1, T, WIDTH, dtype=torch.float64)
 
 
 def who_depends_on_whom(step):
-    """The length of every block of the derivative, ``[dst, src]``."""
+    """Return the norm of every block of the derivative, ``[dst, src]``."""
     return jacobian(step, x)[0, :, :, 0].norm(dim=(1, 3))
 
 
@@ -81,7 +84,7 @@ STEPS = {
 }
 strengths = {name: who_depends_on_whom(step) for name, step in STEPS.items()}
 
-figure, axes = plt.subplots(1, 4, figsize=(12, 3.3), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 4, figsize=(12, 3.3), sharey=True)
 for ax, (name, strength) in zip(axes, strengths.items(), strict=True):
     colours = plt.get_cmap("Blues").with_extremes(bad="#E4E4E4")
     ax.imshow(
@@ -93,8 +96,9 @@ axes[0].set_ylabel("dst (receiver)")
 plt.show()
 
 # %% [markdown]
-# Three of the four are diagonal: whatever they do, they do to each token by itself. The other one, communication, is the mask
-# of the graph, edge for edge. (The window of three, and the first token, which everybody hears.)
+# A cell is darker where the block is larger, and grey where it is exactly zero. Three of the four pictures are diagonal: these parts
+# treat each token by itself. The fourth, communication, is the mask of the graph, edge for edge: the window of three tokens, and the
+# first token, to which every token attends.
 
 # %%
 alone = torch.eye(T, dtype=torch.bool)
@@ -105,34 +109,34 @@ for name, strength in strengths.items():
 # %% [markdown]
 # ## 2. The same in the trained model
 #
-# `ga.audit` finds out along which pairs information really flows in a module, with the derivative and two further witnesses,
-# and compares it with a graph. For everything in a layer that is not attention the graph is *nobody hears anybody else*. (It looks
-# at two random inputs: it may find a leak, and finds none here. It cannot prove that there is none at any input; [notebook
-# 19](19_audit_a_leak.ipynb) builds a leak that it misses.)
+# `ga.audit` measures along which pairs of tokens information flows in a module, by the derivative and two further tests, and compares
+# the pairs with a graph. For each part that is not attention, the claim is the graph of self loops: no token depends on another one.
+# (The audit runs the module on two random inputs. It can find a leak, and finds none here. It cannot prove that there is none for
+# any input; [notebook 19](19_audit_a_leak.ipynb) builds a leak that it misses.)
 
 # %% tags=["S4.3"]
 model, vocabulary = ga.model.load_trained()
 n, width = 9, model.config.width
-nobody_else, causal = patterns.self_loops(n), patterns.causal(n)
+self_loops, causal = patterns.self_loops(n), patterns.causal(n)
 for number, block in enumerate(model.blocks):
     for name, part, declared_claim in (
-        ("norm", block.attention_norm, nobody_else),
+        ("norm", block.attention_norm, self_loops),
         ("attention", block.attention, causal),
-        ("norm", block.mlp_norm, nobody_else),
-        ("MLP", block.mlp, nobody_else),
+        ("norm", block.mlp_norm, self_loops),
+        ("MLP", block.mlp, self_loops),
     ):
         verdict = ga.audit(part, declared_claim, (n, width), layers=1)
         assert verdict.exact
         print(f"layer {number}, {name:>9}: exactly along {declared_claim.name}")
 for name, part in (("norm", model.norm), ("unembedding", model.unembedding)):
-    assert ga.audit(part, nobody_else, (n, width), layers=1).exact
-    print(f"         {name:>11}: exactly along {nobody_else.name}")
+    assert ga.audit(part, self_loops, (n, width), layers=1).exact
+    print(f"         {name:>11}: exactly along {self_loops.name}")
 
 # %% [markdown]
-# This has a plain consequence. Take all edges away, and the model falls apart into tokens that know nothing of each other:
-# every one of them predicts what it would predict as the only token of a text. It still computes, and that is worth something.
-# Below, the same text under four conditions. Surprise is minus the logarithm of the probability that the model gave to the
-# token that came; even guessing would have 6.93.
+# This has a consequence. If all edges are removed, every token predicts what it would predict as the only token of a text. The MLPs
+# still compute, and that alone improves the prediction. Below, the model reads the same text under four conditions. The loss is
+# minus the logarithm of the probability that the model gave to the next token; at chance level, with 1,024 equally
+# probable tokens, it is 6.93.
 
 # %%
 TEXT = '''
@@ -147,15 +151,15 @@ def closest(points, target):
 '''
 tokens = torch.tensor([vocabulary.encode(TEXT)])
 length = tokens.shape[1]
-silence = patterns.causal(length) - patterns.causal(length)  # no edges at all
+no_edges = patterns.causal(length) - patterns.causal(length)
 
 
 @torch.no_grad()
-def surprise(graph, thinking=True):
-    """The mean surprise; without thinking the MLPs say nothing."""
+def mean_loss(graph, with_mlp=True):
+    """Return the mean loss along a graph; without MLPs, their output is replaced by zero."""
     hooks = (
         []
-        if thinking
+        if with_mlp
         else [b.mlp.register_forward_hook(lambda *call: torch.zeros_like(call[-1])) for b in model.blocks]
     )
     chances = model(tokens, graph)[0, :-1].log_softmax(-1)
@@ -166,10 +170,10 @@ def surprise(graph, thinking=True):
 
 # %%
 result = {
-    "both": surprise(patterns.causal(length)),
-    "only computation": surprise(silence),
-    "only communication": surprise(patterns.causal(length), thinking=False),
-    "neither": surprise(silence, thinking=False),
+    "both": mean_loss(patterns.causal(length)),
+    "only computation": mean_loss(no_edges),
+    "only communication": mean_loss(patterns.causal(length), with_mlp=False),
+    "neither": mean_loss(no_edges, with_mlp=False),
 }
 for name, value in result.items():
     print(f"{name:>18}: {value:.2f}")
@@ -177,15 +181,17 @@ assert min(result, key=result.get) == "both"
 assert result["neither"] > result["only computation"]
 
 with torch.no_grad():
-    together = model(tokens, silence)[0, 20]
+    together = model(tokens, no_edges)[0, 20]
     single = model(tokens[:, 20:21], patterns.causal(1) - patterns.causal(1))[0, 0]
 assert torch.allclose(
     together, single, atol=1e-4
-)  # token 20 among the others, hearing none of them, and token 20 alone
+)  # token 20 in the text without edges predicts the same as token 20 alone
 
 # %% [markdown]
-# `ga.trace.record` marks the phases of a run. Each one adds an **update** to the state of every token, and between them the
-# states only rest. How large is each update, compared with the state that it is added to?
+# The model needs both phases: communication without computation is worse than the two together, and so is the reverse.
+#
+# `ga.trace.record` returns the phases of a run. Each phase adds an **update** to the state of every token. How large is each update,
+# compared with the state to which it is added?
 
 # %%
 sentence = torch.tensor([vocabulary.encode("Llamas do not output words")])
@@ -195,7 +201,7 @@ with torch.no_grad():
 sizes = torch.stack([(phase.update.norm(dim=-1) / phase.before.norm(dim=-1))[0] for phase in run.phases])
 names = [f"layer {phase.layer}: {phase.name}" for phase in run.phases]
 
-figure, ax = plt.subplots(figsize=(9.5, 2.9), layout="constrained")
+figure, ax = plt.subplots(figsize=(9.5, 2.9))
 ax.imshow(sizes, cmap="Blues", vmin=0, vmax=float(sizes.max()) * 1.2, aspect="auto")
 for (row, column), value in zip(
     [(r, c) for r in range(len(names)) for c in range(len(pieces))], sizes.flatten(), strict=True
@@ -211,7 +217,7 @@ for (row, column), value in zip(
 ax.set_xticks(range(len(pieces)), pieces)
 ax.set_yticks(range(len(names)), names)
 ax.tick_params(length=0)
-ax.set_title("length of the update, in lengths of the state before it", fontsize=11)
+ax.set_title("length of the update, divided by the length of the state before it", fontsize=11)
 plt.show()
 
 assert [phase.name for phase in run.phases] == ["communication", "computation"] * 2
@@ -220,97 +226,103 @@ for phase, after in zip(run.phases, run.states[1:], strict=True):
     assert torch.allclose(phase.before + phase.update, after, atol=1e-5)
 
 # %% [markdown]
-# ## 3. Nodes that talk to each other
+# The first computation changes the states most: its update is about three times as long as the state. No phase is negligible.
 #
-# Now the exercise. Write attention as objects. A **node** holds a state, and it can answer three questions about it: what am I
-# looking for, what do I have to offer, and what do I say to those who listen? A directed edge `src -> dst` lets `dst` listen to
-# `src`. In one round every node looks at those it may hear, weighs them, and takes over the weighted mean of what they say.
+# ## 3. Nodes as objects
+#
+# Now Karpathy's exercise: write attention as objects. A **node** holds a state and computes three vectors from it: a query (what it
+# looks for), a key (what it offers) and a value (the message that it sends). A directed edge `src -> dst` lets `dst` attend to `src`.
+# In one round every node compares its query with the keys of its senders, and receives the weighted mean of their values.
 
 
 # %%
 class Node:
-    """A state, and three answers about it."""
+    """A state, and the three vectors that are computed from it."""
 
     def __init__(self, width, generator):
         self.state = torch.randn(width, generator=generator)
         self.W_Q, self.W_K, self.W_V = torch.randn(3, width, width, generator=generator) / math.sqrt(width)
 
-    def looks_for(self):
+    def query(self):
         return self.state @ self.W_Q
 
-    def offers(self):
+    def key(self):
         return self.state @ self.W_K
 
-    def says(self):
+    def value(self):
         return self.state @ self.W_V
 
 
 # %%
-def hear(node, senders):
-    """What a node takes over from those it hears."""
-    fit = torch.stack([node.looks_for() @ sender.offers() for sender in senders])
-    return fit.softmax(0) @ torch.stack([sender.says() for sender in senders])
+def receive(node, senders):
+    """Return the weighted mean of the values of a node's senders."""
+    scores = torch.stack([node.query() @ sender.key() for sender in senders])
+    return scores.softmax(0) @ torch.stack([sender.value() for sender in senders])
 
 
 def one_round(nodes, edges):
-    """The update of every node; 0 for those that hear nobody."""
+    """Return the update of every node; it is 0 for a node without in-edges."""
     updates = torch.zeros(len(nodes), len(nodes[0].state))
     for number, node in enumerate(nodes):
         senders = [nodes[src] for src, dst in edges if dst == number]
         if senders:
-            updates[number] = hear(node, senders)
+            updates[number] = receive(node, senders)
     return updates
 
 
 generator = torch.Generator().manual_seed(0)
 nodes = [Node(20, generator) for _ in range(10)]
-edges = torch.randint(10, (40, 2), generator=generator).tolist()  # 40 times: some node hears some node
+edges = torch.randint(10, (40, 2), generator=generator).tolist()  # 40 random pairs (src, dst)
 updates = one_round(nodes, edges)
 print("update of node 0 begins with", [round(value, 2) for value in updates[0, :4].tolist()])
 
 # %% [markdown]
-# Is that attention? To compare, we stack what the nodes look for, offer and say into three matrices, and hand them to the
-# library together with the graph. It refuses:
+# Is that attention? To compare, we stack the queries, keys and values of the nodes into three matrices, and pass the edges to the
+# library. It raises an error:
 
 # %%
-q, k, v = (
-    torch.stack([answer(node) for node in nodes]) for answer in (Node.looks_for, Node.offers, Node.says)
-)
+q, k, v = (torch.stack([vector(node) for node in nodes]) for vector in (Node.query, Node.key, Node.value))
 try:
     ga.convert.from_edge_index(torch.tensor(edges).T, 10)
 except ValueError as error:
     print(error)
 
 # %% [markdown]
-# The edges were drawn 40 times among 100 pairs, so some were drawn twice. But a mask is a *set*: a pair is allowed or it is
-# not. In the loop an edge that is listed twice is heard twice, and its weight counts twice in the softmax. Said properly: a
-# logit that counts $m$ times is a logit with $\log m$ added. With that, object by object and matrix by matrix are the same.
+# 40 edges were drawn among 100 pairs, so some were drawn twice. A mask is a *set*: a pair is in it or not. In the loop, an edge that is
+# listed twice counts twice in the softmax. An edge that counts $m$ times is an edge whose logit is larger by $\log m$. With this
+# addition the matrices give the same result as the objects.
 
 # %%
 graph = ga.convert.from_edge_index(torch.tensor(edges).T, 10, coalesce=True)
 times = torch.zeros(10, 10).index_put(
     (torch.tensor(edges)[:, 1], torch.tensor(edges)[:, 0]), torch.ones(40), accumulate=True
 )
-twice_heard = ga.score_mods.log_multiplicity(times)  # [dst, src]
+repeated = ga.score_mods.log_multiplicity(times)  # [dst, src]
 
-by_matrices = ga.attend(q[None, None], k[None, None], v[None, None], graph, scale=1.0, score_mod=twice_heard)[
+by_matrices = ga.attend(q[None, None], k[None, None], v[None, None], graph, scale=1.0, score_mod=repeated)[
     0, 0
 ]
 assert torch.allclose(by_matrices, updates, atol=1e-5)
 as_a_set = ga.attend(q[None, None], k[None, None], v[None, None], graph, scale=1.0)[0, 0]
 assert not torch.allclose(as_a_set, updates, atol=1e-2)
 print(
-    f"{len(edges)} edges drawn, {graph.num_edges} different ones; the largest change by counting each once:",
+    f"{len(edges)} edges drawn, {graph.num_edges} of them different; counting each once changes the updates by up to",
     end=" ",
 )
 print(f"{(as_a_set - updates).abs().max():.2f}")
-draw.graph(graph, title="who hears whom: an arrow runs from sender to receiver")
+
+figure, ax = plt.subplots(figsize=(4.6, 4.4))
+draw_table(
+    ax, times, range(10), range(10), limit=3.0, digits=0, mask=graph.mask(), title="copies of each edge"
+)
+ax.set(xlabel="src (sender)", ylabel="dst (receiver)")
+plt.show()
 
 # %% [markdown]
-# Three things still separate these nodes from a transformer's. The logits are not divided by $\sqrt d$ ([why they should
+# Three differences from a transformer remain. The logits are not divided by $\sqrt d$ ([why they should
 # be](07_why_the_square_root.ipynb)). There is one head. And **each node has matrices of its own**, while all tokens of a
-# transformer share theirs: that is why a transformer can be trained on a thousand tokens and run on a million. With shared
-# matrices the whole exercise is our layer, and the layer's graph is the list of edges.
+# transformer share theirs, which is why a transformer can be trained on a thousand tokens and run on a million. With shared
+# matrices the whole exercise is our layer, and the list of edges is the graph of the layer.
 
 # %%
 W_Q, W_K, W_V = nodes[0].W_Q, nodes[0].W_K, nodes[0].W_V
@@ -327,42 +339,45 @@ print("the layer and the objects agree")
 # %% [markdown]
 # ## 4. An instructive mistake
 #
-# The version shown in the lecture, as it has been copied into many repositories since, is as short as ours and differs in one
-# detail. It collects the updates in a *list*, skips nodes that hear nobody, and at the end goes through nodes and updates side
-# by side. In our words:
+# The version shown in the lecture, which has been copied into many repositories since, is as short as ours and differs in one detail.
+# It collects the updates in a *list*, skips nodes without in-edges, and at the end iterates over nodes and updates in parallel. Written
+# with our names:
 
 
 # %%
-def one_round_side_by_side(nodes, edges):
-    """As above, but with a list that has no entry for those who hear nobody."""
+def one_round_by_position(nodes, edges):
+    """Return the updates of the published version: its list has no entry for a node without in-edges."""
     senders = [[nodes[src] for src, dst in edges if dst == number] for number in range(len(nodes))]
-    updates = [hear(node, heard) for node, heard in zip(nodes, senders, strict=True) if heard]
+    updates = [receive(node, some) for node, some in zip(nodes, senders, strict=True) if some]
     result = torch.zeros(len(nodes), len(nodes[0].state))
     for number, update in zip(range(len(nodes)), updates, strict=False):
         result[number] = update
     return result
 
 
-deaf = next(
-    draw_
-    for draw_ in (torch.randint(10, (40, 2), generator=generator).tolist() for _ in range(1000))
-    if {dst for _, dst in draw_} == set(range(10)) - {3}  # node 3, and only node 3, hears nobody
+isolating = next(
+    sample
+    for sample in (torch.randint(10, (40, 2), generator=generator).tolist() for _ in range(1000))
+    if {dst for _, dst in sample} == set(range(10)) - {3}  # node 3, and only node 3, has no in-edges
 )
-right, wrong = one_round(nodes, deaf), one_round_side_by_side(nodes, deaf)
+right, wrong = one_round(nodes, isolating), one_round_by_position(nodes, isolating)
 received = {
     number: next((i for i in range(10) if torch.equal(wrong[number], right[i])), None) for number in range(10)
 }
-print("node -> whose update it was given:", received)
+print("node: the node whose update it received:", received)
 assert received == {0: 0, 1: 1, 2: 2, 3: 4, 4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 3}
 
 # %% [markdown]
-# Node 3 hears nobody and should be left as it is. Instead it gets the update of node 4, node 4 that of node 5, and so on; the
-# last node gets nothing. (In the dictionary node 9 stands beside 3 because both are zero.) Below, an arrow runs from the node
-# for which an update was computed to the node that got it.
+# Node 3 has no in-edges, so its state should not change. Instead it receives the update of node 4, node 4 that of node 5, and so on;
+# the last node receives nothing. (The dictionary maps node 9 to 3 because both updates are zero.) Below, an arrow leads from the
+# node for which an update was computed to the node that received it.
 
 # %%
-figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.0), layout="constrained", sharey=True)
-for ax, shift, title in ((axes[0], 0, "by number"), (axes[1], 1, "side by side")):
+figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.0), sharey=True)
+for ax, shift, title in (
+    (axes[0], 0, "updates by number of the node"),
+    (axes[1], 1, "updates by position in the list"),
+):
     for number in set(range(10)) - {3}:
         to = number - shift if number > 3 else number
         colour = BLUE if to == number else RED
@@ -382,48 +397,46 @@ for ax, shift, title in ((axes[0], 0, "by number"), (axes[1], 1, "side by side")
             )
             ax.text(number, level, str(number), ha="center", va="center", fontsize=10)
     ax.set(title=title, xlim=(-0.7, 9.7), ylim=(-0.25, 1.25), xticks=[])
-    ax.set_yticks([0, 1], ["is given to", "update of"])
+    ax.set_yticks([0, 1], ["is added to", "update of"])
     ax.tick_params(length=0)
     for side in ax.spines.values():
         side.set_visible(False)
 plt.show()
 
 # %% [markdown]
-# How often does it matter? A node hears nobody if none of 40 edges ends at it. With inclusion and exclusion, some node of 10
-# does with probability
+# How often does it matter? A node is isolated if none of the 40 edges ends at it. By inclusion and exclusion, at least one of the 10
+# nodes is isolated with probability
 #
 # $$\sum_{k=1}^{9} (-1)^{k+1} \binom{10}{k} \Big(1 - \frac{k}{10}\Big)^{40}$$
 #
-# and the bug is harmless only if all nodes without in-edges come last. So about one run in seven to eight is wrong, and
-# looks as good as the others: nothing is raised, all shapes fit.
+# and the bug is harmless only if all nodes without in-edges come last. About one run in seven to eight is wrong, and nothing shows it:
+# no error is raised, and all shapes are right.
 
 # %%
-some_deaf = sum((-1) ** (k + 1) * math.comb(10, k) * (1 - k / 10) ** 40 for k in range(1, 10))
+has_isolated = sum((-1) ** (k + 1) * math.comb(10, k) * (1 - k / 10) ** 40 for k in range(1, 10))
 
 draws = torch.randint(10, (20000, 40, 2), generator=generator)
-hears = torch.zeros(20000, 10, dtype=torch.bool).scatter(1, draws[..., 1], True)
-shifted = (~hears & (hears.flip(1).cumsum(1).flip(1) > 0)).any(
-    1
-)  # somebody deaf, and somebody behind who is not
+has_sender = torch.zeros(20000, 10, dtype=torch.bool).scatter(1, draws[..., 1], True)
+has_later = has_sender.flip(1).cumsum(1).flip(1) > 0
+shifted = (~has_sender & has_later).any(1)  # an isolated node comes before one with in-edges
 different = torch.tensor([len({tuple(edge) for edge in one.tolist()}) for one in draws[:2000]])
 
 print(
-    f"some node hears nobody: {some_deaf:.1%} by the formula, {(~hears).any(1).double().mean():.1%} of 20,000 draws"
+    f"a node is isolated:    {has_isolated:.1%} by the formula, {(~has_sender).any(1).double().mean():.1%} of 20,000 draws"
 )
-print(f"an update goes astray:  {shifted.double().mean():.1%}")
+print(f"an update is misplaced: {shifted.double().mean():.1%}")
 twice = (different < 40).double().mean()
-print(f"an edge drawn twice:    {twice:.2%} of 2,000 draws, {40 - different.double().mean():.0f} on average")
-assert abs((~hears).any(1).double().mean() - some_deaf) < 0.01
+print(f"an edge is repeated:    {twice:.2%} of 2,000 draws, {40 - different.double().mean():.0f} on average")
+assert abs((~has_sender).any(1).double().mean() - has_isolated) < 0.01
 assert 1 / 8.5 < shifted.double().mean() < 1 / 7
 
 # %% [markdown]
-# The mistake is one of *bookkeeping about receivers*, and in a graph library it cannot be made: PyG's `aggregate` adds every
-# message to the row of its receiver, `index_add(0, dst, message)`, and a receiver without edges has a row of zeros. The number
-# of the receiver travels with the message. In the matrix form it cannot be made either, but another waits there: the softmax of
-# a row without edges is 0 / 0. This library gives exactly 0, in every backend.
+# The mistake loses track of the receivers. In a graph library it cannot happen: PyG's `aggregate` adds every message to the row of its
+# receiver, `index_add(0, dst, message)`, so a receiver without edges has a row of zeros. In the matrix form it cannot happen either,
+# but there the softmax of a row without edges is 0 / 0. This library returns exactly 0 for it, in every backend.
 
 # %%
-graph = ga.convert.from_edge_index(torch.tensor(deaf).T, 10, coalesce=True)
+graph = ga.convert.from_edge_index(torch.tensor(isolating).T, 10, coalesce=True)
 update = ga.MessagePassingAttention(heads)(states, graph)
 plain = torch.where(graph.mask(), states @ W_Q @ W_K.T @ states.T, -math.inf).softmax(-1)
 assert not update[3].any()
@@ -436,12 +449,21 @@ print(
 )
 
 # %% [markdown]
+# **The answer.** The division is complete. Each part of the model other than attention has a diagonal Jacobian, and the Jacobian of
+# attention is the mask. So every question about what a token can know is a question about the graph.
+#
 # ## 5. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/13_communication_and_computation.py).
 #
-# **1. Fewer edges.** With 20 edges among 10 nodes instead of 40, how many nodes hear nobody, on average?
+# **1. Fewer edges** (easy, 5 minutes). With 20 random edges among 10 nodes instead of 40, how many nodes are isolated on average?
+#
+# <details><summary>Hint</summary>
+#
+# The expected number is the sum over the nodes of the probability that no edge ends at this node.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number
@@ -450,17 +472,23 @@ answer = None  # your turn: a number
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 draws = torch.randint(10, (20000, 20), generator=generator)
-deaf_on_average = 10 - torch.zeros(20000, 10).scatter(1, draws, 1.0).sum(1).mean().item()
-assert abs(answer - deaf_on_average) < 0.03, (
-    "each node is missed by an edge with probability 9/10, and there are 20 edges"
+average = 10 - torch.zeros(20000, 10).scatter(1, draws, 1.0).sum(1).mean().item()
+assert abs(answer - average) < 0.03, (
+    "an edge ends at another node with probability 9/10, and there are 20 edges"
 )
-print(f"right: {answer:.2f}; in 20,000 draws {deaf_on_average:.2f}")
+print(f"right: {answer:.2f}; in 20,000 draws {average:.2f}")
 
 # %% [markdown]
-# **2. One after the other.** In a round all nodes speak at once: every update is computed from the old states. Suppose that
-# each node, in the order 0, 1, 2, ..., adds its update to its state *at once*, so that the next ones hear the new state. Over
-# `window(6, 2)`, where a node hears itself and the one before it: whose first states can influence whose state after **one**
-# such round? Give the graph.
+# **2. Sequential updates** (hard, 10 minutes). In a round, every update is computed from the old states. Suppose instead that each node, in
+# the order 0, 1, 2, ..., adds its update to its state *immediately*, so that the next nodes receive the new state. In
+# `window(6, 2)` a node attends to itself and the one before it. Which initial states can influence which states after **one** such
+# round? Write the graph.
+#
+# <details><summary>Hint</summary>
+#
+# Node 1 receives the new state of node 0, and node 2 receives the new state of node 1, which depends on node 0 already.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph over 6 nodes
@@ -484,9 +512,16 @@ assert torch.equal(derivative > 0, answer.mask()), (
 print("right")
 
 # %% [markdown]
-# **3. Encoder and decoder.** Karpathy describes the first transformer as a graph: the four tokens of the encoder all hear each
-# other; each of the three tokens of the decoder, which come after them, hears all of the encoder, and of the decoder itself and
-# those before it. Build it from `patterns.full`, `patterns.causal`, `ga.algebra.tokens.extend` or a rule, or find the builder.
+# **3. Encoder and decoder** (medium, 10 minutes). Karpathy describes the first transformer as a graph. The four tokens of the encoder
+# attend to each other. The three tokens of the decoder come after them, and each attends to all tokens of the encoder, to itself and to
+# the tokens of the decoder before it. Write the code that builds this graph.
+#
+# <details><summary>Hint</summary>
+#
+# Start from a rule for `ga.TokenGraph.from_rule`, or from `patterns.full` and `patterns.causal`, or look for a builder whose name
+# begins with `prefix`, and read what it does.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph over 7 tokens
@@ -494,17 +529,17 @@ answer = None  # your turn: a TokenGraph over 7 tokens
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-assert answer.in_degree().tolist() == [4, 4, 4, 4, 5, 6, 7], "somebody hears too many or too few"
-assert not answer.mask()[:4, 4:].any(), "a token of the first text hears the second"
+assert answer.in_degree().tolist() == [4, 4, 4, 4, 5, 6, 7], "a token has too many or too few senders"
+assert not answer.mask()[:4, 4:].any(), "a token of the encoder attends to the decoder"
 draw.side_by_side(answer, labels=["e0", "e1", "e2", "e3", "d0", "d1", "d2"])
 
 # %% [markdown]
 # ## Sources
 #
 # * A. Karpathy, lecture in Stanford CS25 V2, *Introduction to Transformers*, 2023: communication and computation, nodes with a
-#   key, a query and a value. The code above is written anew from the idea.
+#   key, a query and a value. The code above is written from the idea, not copied.
 # * *Attention: All you need to know*, far.in.net, 2025 (S4 in the docstrings of this library): attention is the only step that
-#   moves information between positions (S4.3), the alternation of phases (S4.19).
+#   moves information between positions (S4.3); communication and computation alternate (S4.19).
 # * J. Gilmer et al., [Neural Message Passing for Quantum Chemistry](https://arxiv.org/abs/1704.01212), 2017.
 
 # %% [markdown]

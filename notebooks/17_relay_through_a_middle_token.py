@@ -13,11 +13,12 @@
 # %% [markdown]
 # # Relaying through a middle token
 #
-# A token that is listened to says something about *itself*. It cannot shape its message for whoever listens: all messages are
-# made before anybody has listened. How then does a token come to know of tokens that it has no edge to? By relay. In one layer
-# the token in the middle takes something over into its own state; in the next it passes that on, as a part of what it is now.
+# The message of a token depends on its *own* state alone, and is the same for all receivers. How, then, does a token receive
+# information from tokens to which it has no edge? By a **relay**: in one layer a token in the middle adds a message to its state, and
+# in the next layer its own message carries it on.
 #
-# This notebook follows single contributions through two layers, knocks out edges on the way, and shows what a relay cannot do.
+# This chapter follows single contributions through two layers and cuts edges on their path. At the end we can say what a relay can do,
+# and how much information fits through it.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb); [notebook 11](11_how_many_layers.ipynb) asks how far relays
 # reach.
@@ -28,54 +29,23 @@
 
 # %%
 import math
-import warnings
 
 import matplotlib.pyplot as plt
 import networkx as nx
 import torch
+from pictures import BLUE, GREY, ORANGE, RED, draw_table, use_house_style
 from torch import nn
 from torch.autograd.functional import jacobian
 
 import gnn_attention as ga
+from gnn_attention import analyse, draw, patterns
+from gnn_attention.interpret import trace
 
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention import analyse, draw, patterns  # noqa: E402
-from gnn_attention.interpret import trace  # noqa: E402
-
+use_house_style()
 torch.manual_seed(0)
 torch.set_num_threads(1)
-BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 WORDS = ["Llamas", "do", "not", "output", "words"]
 LLAMAS, DO, NOT, OUTPUT, LAST = range(5)
-
-
-# %%
-def draw_table(ax, table, rows, columns, title="", digits=2):
-    """A table of sizes: darker is larger, grey is exactly zero."""
-    top = float(table.max())
-    ax.imshow(
-        table.where(table > 0, math.nan),
-        cmap=plt.get_cmap("Blues").with_extremes(bad="#E4E4E4"),
-        vmin=0,
-        vmax=1.2 * top,
-    )
-    ax.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")
-    ax.set_yticks(range(len(rows)), rows)
-    ax.tick_params(length=0)
-    ax.set_title(title, fontsize=11)
-    for r, row in enumerate(table.tolist()):
-        for c, value in enumerate(row):
-            if value:
-                ax.text(
-                    c,
-                    r,
-                    f"{value:.{digits}f}",
-                    ha="center",
-                    va="center",
-                    color="white" if value > 0.7 * top else "black",
-                )
 
 
 # %% [markdown]
@@ -83,9 +53,8 @@ def draw_table(ax, table, rows, columns, title="", digits=2):
 #
 # $$M_j = x_j W_V W_O \qquad\Rightarrow\qquad \frac{\partial M_j}{\partial x_q} = 0 \quad \text{for } j \ne q$$
 #
-# Left: how each message depends on each token's state. It is the diagonal. The query of a listener is not in the formula, so no
-# listener has a part in what it is told; it has one only in *how loudly* it hears it. Right: what arrives in the end, the
-# update, does depend on others: on all that the receiver may hear.
+# The query of the receiver is not in the formula of a message. A receiver decides only *how much weight* each message gets. To check
+# this, we measure how the message of each token, and then the update of each token, depends on the state of each token.
 
 # %%
 width = 12
@@ -95,32 +64,32 @@ causal = patterns.causal(5)
 
 
 def dependence(step):
-    """The size of every block of the derivative, [of whose result, on whose state]."""
+    """Return the norm of every block of the derivative, ``[dst, src]``."""
     return jacobian(step, x).norm(dim=(1, 3))
 
 
 message = dependence(lambda x: ga.FactoredHeads.of(heads).messages(x[None])[0].sum(0))
 update = dependence(lambda x: ga.MessagePassingAttention(heads)(x, causal))
-figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.9), layout="constrained")
-draw_table(
-    left, message, WORDS, WORDS, "how the message of a token (row)\ndepends on the state of a token (column)"
-)
-draw_table(
-    right, update, WORDS, WORDS, "how the update of a token (row)\ndepends on the state of a token (column)"
-)
+figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.9))
+for ax, name, table in ((axes[0], "message", message), (axes[1], "update", update)):
+    title = f"how the {name} of a token (row)\ndepends on the state of a token (column)"
+    draw_table(ax, table, WORDS, WORDS, title, limit=float(table.max()), mask=table > 0)
 plt.show()
 
 assert torch.equal(message > 0, torch.eye(5, dtype=torch.bool))
 assert torch.equal(update > 0, causal.mask())
 
 # %% [markdown]
-# So what *words* hears from *output* in the first layer is about *output* alone. In the second layer it is another matter: then
-# the state of *output* holds what *output* has heard.
+# The left table is diagonal: a message depends on its sender. The right table is the causal mask: an update depends on all senders of
+# its receiver.
+#
+# So the message from *output* to *words* in the first layer depends on *output* alone. In the second layer this is different, because
+# the state of *output* then contains what *output* received in the first.
 #
 # ## 2. Two rounds, two edges
 #
-# Here is a network in which only a relay is possible. In the first round there is one edge, *not* $\to$ *output*. In the second
-# there is one edge, *output* $\to$ *words*. Nobody ever has an edge from *not* to *words*.
+# Here is a network in which only a relay is possible. The first round has one edge, *not* $\to$ *output*, and the second has one edge,
+# *output* $\to$ *words*. There is no edge from *not* to *words* in either round.
 
 
 # %%
@@ -128,14 +97,21 @@ def edge(src, dst, n=5):
     return ga.convert.from_edge_index(torch.tensor([[src], [dst]]), n)
 
 
-draw.layers([edge(NOT, OUTPUT), edge(OUTPUT, LAST)], 2, token=LAST, labels=WORDS, title="only a relay")
+figure, axes = plt.subplots(2, 2, figsize=(12, 5.2), width_ratios=(1, 2.6))
+for row, number, graph in zip(axes, (1, 2), (edge(NOT, OUTPUT), edge(OUTPUT, LAST)), strict=True):
+    draw.mask(graph, row[0], WORDS, title=f"round {number}: the mask")
+    draw.arcs(graph, row[1], WORDS, title=f"round {number}: the same graph as arcs")
+plt.show()
+draw.layers(
+    [edge(NOT, OUTPUT), edge(OUTPUT, LAST)], 2, token=LAST, labels=WORDS, title="two rounds, unrolled"
+)
 
 # %%
 first, second = (ga.MessagePassingAttention(ga.StandardHeads(width, 2).double()) for _ in range(2))
 
 
 def two_rounds(graph_1, graph_2):
-    """A function from states to states: each round adds what was heard."""
+    """Return a function of states in which each round adds its update to the states."""
 
     def run(x):
         x = x + first(x, graph_1)
@@ -144,11 +120,11 @@ def two_rounds(graph_1, graph_2):
     return run
 
 
-nothing = edge(NOT, OUTPUT) - edge(NOT, OUTPUT)
+no_edges = edge(NOT, OUTPUT) - edge(NOT, OUTPUT)
 for name, graphs in {
     "both edges": (edge(NOT, OUTPUT), edge(OUTPUT, LAST)),
-    "not -> output is cut": (nothing, edge(OUTPUT, LAST)),
-    "output -> words is cut": (edge(NOT, OUTPUT), nothing),
+    "not -> output is cut": (no_edges, edge(OUTPUT, LAST)),
+    "output -> words is cut": (edge(NOT, OUTPUT), no_edges),
     "the rounds swapped": (edge(OUTPUT, LAST), edge(NOT, OUTPUT)),
 }.items():
     size = dependence(two_rounds(*graphs))[LAST, NOT].item()
@@ -156,20 +132,21 @@ for name, graphs in {
     assert (size > 0) == (name == "both edges")
 
 # %% [markdown]
-# A cut anywhere on the way ends it, exactly. So does the wrong order: a relay cannot pass on what it has not heard yet.
+# A cut anywhere on the path makes the dependence exactly zero. So does the wrong order, because a relay cannot pass on what it has not
+# received yet.
 #
-# ## 3. How much comes which way?
+# ## 3. How much arrives along each path?
 #
-# On a full causal graph there are many ways, and the same token is heard along several at once. If we hold the weights $w$ of
-# both layers fixed, everything else is linear, and the final state falls apart into one term for each way:
+# A full causal graph has many paths, and a token receives contributions of the same sender along several of them. If the weights $w$ of
+# both layers are held fixed, everything else is linear, and the final state is a sum with one term for each path:
 #
-# $$x_t'' = x_t \;+\; \underbrace{\sum_j w^1_{tj} \, x_j W^1_M}_{\text{heard in round 1}}
-#   \;+\; \underbrace{\sum_j w^2_{tj} \, x_j W^2_M}_{\text{heard in round 2}}
+# $$x_t'' = x_t \;+\; \underbrace{\sum_j w^1_{tj} \, x_j W^1_M}_{\text{received in round 1}}
+#   \;+\; \underbrace{\sum_j w^2_{tj} \, x_j W^2_M}_{\text{received in round 2}}
 #   \;+\; \underbrace{\sum_q \sum_j w^2_{tq} \, w^1_{qj} \, x_j W^1_M W^2_M}_{
-#   \text{told by } j \text{ to } q, \text{ then by } q \text{ to } t}$$
+#   \text{relayed along } j \to q \to t}$$
 #
-# (and a sum over heads everywhere). The last term is the relays. With $W^1_M W^2_M$ between them, two heads act as one that
-# neither layer has; such pairs are called *virtual heads*. Below is the size of each term for $t = $ *words*.
+# (with a sum over heads in each term). The last term contains the relays. Through the product $W^1_M W^2_M$ two heads act as one head
+# that neither layer has; such pairs are called *virtual heads*. The table below shows the length of each term for $t = $ *words*.
 
 
 # %%
@@ -201,19 +178,22 @@ assert torch.allclose(
     x[t] + round_1.sum(0) + round_2.sum(0) + relayed.sum((0, 1)), run.output[t], rtol=0, atol=1e-10
 )
 
-rows = ["heard in round 1", "heard in round 2", *(f"relayed by {word}" for word in WORDS)]
+rows = ["received in round 1", "received in round 2", *(f"relayed by {word}" for word in WORDS)]
 sizes = torch.cat([round_1[None], round_2[None], relayed]).norm(dim=-1)
-figure, ax = plt.subplots(figsize=(7.5, 4.4), layout="constrained")
-draw_table(ax, sizes, rows, WORDS, "what arrives at 'words': which way (row), from whom (column)")
+figure, ax = plt.subplots(figsize=(7.5, 4.4))
+title = "what arrives at 'words': from each sender (column), along each path (row)"
+draw_table(ax, sizes, rows, WORDS, title, limit=float(sizes.max()), mask=sizes > 0)
 plt.show()
-print(
-    f"the terms add up to the final state; relayed by another: {relayed[:t].norm(dim=-1).sum() / sizes.sum():.0%} of all lengths"
-)
+share = relayed[:t].norm(dim=-1).sum() / sizes.sum()
+print(f"the terms add up to the final state; {share:.0%} of their lengths are relayed by another token")
 
 # %% [markdown]
-# (*Relayed by words* itself means: heard in round 1, and in round 2 from oneself.) Now mute one edge, *not* $\to$ *output* in
-# round 1: it keeps its weight and says nothing. With fixed weights exactly one cell of the table disappears. In truth *more*
-# changes: *output* is in another state now, so it also offers something else in round 2, and is listened to more or less.
+# The row *relayed by words* holds what *words* received in round 1 and sent to itself in round 2. Grey cells are zero, since a
+# token relays only what comes before it.
+#
+# Now mute one edge, *not* $\to$ *output* in round 1: it keeps its weight, but its message is zero. With fixed weights, exactly one cell
+# of the table disappears. In fact *more* changes: the state of *output* is different now, so its key in round 2 is different too,
+# and so is the weight of the edge to *words*.
 
 # %%
 with torch.no_grad():
@@ -230,7 +210,7 @@ print(
     f"at 'words': the change has length {change[t].norm():.3f}, the cell of the table {cell.norm():.3f}; ",
     end="",
 )
-print(f"what is left, {(change[t] - cell).norm():.3f}, comes from other weights")
+print(f"the rest, {(change[t] - cell).norm():.3f}, is due to other weights")
 for head in range(2):
     before, after = w2[head, t, OUTPUT], w2_after[head, t, OUTPUT]
     print(f"  weight of output -> words in round 2, head {head}: {before:.3f}, without the edge {after:.3f}")
@@ -238,18 +218,18 @@ assert [i for i in range(5) if change[i].abs().max() > 1e-12] == [OUTPUT, LAST]
 assert (change[t] - cell).norm() > 1e-3
 
 # %% [markdown]
-# Both effects matter. A relay can pass a message on (the cell), and it can be *chosen because of* what it has heard (the
-# weights). The induction heads of the trained model live on the second.
+# Both effects matter. A relay passes a message on (the cell), and the message can change *how much weight the relay gets* (the
+# weights). The induction heads of the trained model use the second effect.
 #
 # ## 4. A relay in the trained model
 #
-# [Notebook 16](16_induction_heads.ipynb) finds a head that listens to the token after the earlier occurrence of its own. Take
-# random tokens said twice; the receiver is $t$ in the second copy, its own token stood at $j = t - 48$ before, and it listens
-# to $q = j + 1$. There is an edge $j \to t$ too, but that is not the way taken. In layer 0, $q$ hears $j$: *the one before me
-# is j*. In layer 1, $t$ looks for someone who says so.
+# [Notebook 16](16_induction_heads.ipynb) finds a head that attends to the token after an earlier copy of the current one. Repeat
+# 48 random tokens; let $t$ be a receiver in the second copy, $j = t - 48$ its earlier copy, and $q = j + 1$ the token after it, to which
+# $t$ attends. There is an edge $j \to t$ too, but the information takes another path. In layer 0, $q$ attends to $j$ and so stores
+# its predecessor in its state. In layer 1, $t$ attends to the token whose predecessor is a copy of $t$.
 #
-# We mute one edge into $q$ in layer 0 and look at how much $t$ still listens to $q$, in the strongest induction head. First the
-# edge $j \to q$, then for comparison the edges from other tokens just before.
+# We mute one edge into $q$ in layer 0, and measure the weight of $q \to t$ in layer 1 in the strongest induction head. We first mute
+# the edge $j \to q$, and then, as a control, the edges from the tokens before $j$.
 
 # %%
 trained, _ = ga.model.load_trained()
@@ -260,12 +240,12 @@ once = torch.stack(
 )
 tokens = torch.cat([once, once], dim=1)
 head = int(ga.model.induction_scores(trained)[1].argmax())
-receivers = range(8, 48, 8)  # where q stands, in the first copy
+positions = range(8, 48, 8)  # positions of q in the first copy
 
 
 @torch.no_grad()
-def listening_weights(q, muted=None):
-    """The weight of q -> t in layer 1, the mean over the texts, if one edge into q says nothing in layer 0."""
+def induction_weight(q, muted=None):
+    """Return the mean weight of q -> t in layer 1 over the texts, with the edge muted -> q of layer 0 muted."""
     t = q - 1 + length
     interventions = () if muted is None else trace.mute([(muted, q)], layers=0)
     run = trace.record(trained, tokens, interventions=interventions)
@@ -273,34 +253,38 @@ def listening_weights(q, muted=None):
 
 
 # %%
-results = {"nothing": [listening_weights(q) for q in receivers]}
+results = {"nothing": [induction_weight(q) for q in positions]}
 for back in (1, 2, 3, 4):
-    results[f"{back} back"] = [listening_weights(q, q - back) for q in receivers]
+    results[f"q - {back}"] = [induction_weight(q, q - back) for q in positions]
 means = [sum(values) / len(values) for values in results.values()]
 
-figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
+figure, ax = plt.subplots(figsize=(6, 3))
 ax.bar(range(len(means)), means, color=[BLUE, RED, GREY, GREY, GREY])
 for i, values in enumerate(results.values()):
     ax.plot([i] * len(values), values, "k_", markersize=9, alpha=0.6)
 ax.set_xticks(range(len(means)), list(results))
-ax.set(xlabel="muted in layer 0: the edge into q from", ylabel="weight of q → t in layer 1", ylim=(0, 1))
+ax.set(
+    xlabel="sender of the edge into q that is muted in layer 0",
+    ylabel="weight of q → t in layer 1",
+    ylim=(0, 1),
+)
 plt.show()
 for name, mean in zip(results, means, strict=True):
-    print(f"muted {name:>7}: weight of q -> t {mean:.2f}")
+    print(f"muted: {name:>7}, weight of q -> t {mean:.2f}")
 assert means[1] < 0.2 * means[0]
 assert means[1] < means[2] < means[3] < means[4]
 assert means[4] > 0.9 * means[0]
 
 # %% [markdown]
-# One edge of the first layer, between two *other* tokens, decides whether $t$ listens to $q$ in the second. (Muting tokens
-# farther back disturbs the state of $q$ as well, and the less the farther they are. Each dash is one place of $q$.)
+# A single edge of the first layer, between two *other* tokens, decides whether $t$ attends to $q$ in the second (red bar). Muting the
+# edges from farther tokens changes the weight less, the farther they are. Each dash is one position of $q$.
 #
-# ## 5. Shares along all ways
+# ## 5. Shares along all paths
 #
-# Two summaries of a run follow what came from where through all layers at once, relays included. Both give a token, in each
-# layer, half of what it was and half of what it hears. **Rollout** multiplies the shares along every way and adds up the ways.
-# **Flow** asks how much could pass at most, as through pipes. On the network of section 2, with one way of two edges, both can
-# be done without a computer: $\frac12 \cdot \frac12$, and the narrowest pipe, $\frac12$.
+# Two summaries of a run follow contributions through all layers at once, relays included. Both assume that in each layer half of a state
+# is the old state, and half is what the token receives. **Rollout** multiplies the shares along every path and adds up the paths.
+# **Flow** treats the shares as capacities of pipes, and computes how much can pass at most. In the network of section 2, with one path
+# of two edges, both can be computed by hand: rollout is $\frac12 \cdot \frac12$, and flow is the narrowest pipe, $\frac12$.
 
 
 # %%
@@ -323,7 +307,7 @@ class Rounds(nn.Module):
 # %%
 @torch.no_grad()
 def rollout(calls, receiver):
-    """The share of each token in the receiver's last state: shares multiplied along each way, ways added up."""
+    """Return the share of each token in the last state of the receiver: a sum over paths of products of shares."""
     weights = [call.weights()[0].mean(-1) for call in calls]  # the mean over heads
     graphs = [call.graph for call in calls]
     return analyse.influence(graphs, len(calls), 0.5, weights, receivers=[receiver])[0]
@@ -331,7 +315,7 @@ def rollout(calls, receiver):
 
 @torch.no_grad()
 def flow(calls, src, dst):
-    """How much could pass from src to dst at most, through pipes as wide as the shares."""
+    """Return the maximum flow from src to dst through pipes whose capacities are the shares."""
     pipes = nx.DiGraph()
     for level, call in enumerate(calls):
         shares = call.dense(call.weights())[0].mean(0) / 2
@@ -348,8 +332,8 @@ print(f"from 'not' to 'words': rollout {share:.2f}, flow {pipe:.2f}")
 assert (share, pipe) == (0.25, 0.5)
 
 # %% [markdown]
-# And on the trained model, for the sentence that this library uses everywhere. What the last token heard directly, in the last
-# layer alone, is not what it knows of:
+# The same two summaries for the trained model and the sentence that this library uses everywhere. Grey bars show what the last token
+# receives directly, in the last layer alone.
 
 # %%
 _, vocabulary = ga.model.load_trained()
@@ -362,7 +346,7 @@ directly = rollout(run.layers[1:], last)
 rolled = rollout(run.layers, last)
 flows = torch.tensor([flow(run.layers, token, last) for token in range(len(pieces))])
 
-figure, ax = plt.subplots(figsize=(9, 3), layout="constrained")
+figure, ax = plt.subplots(figsize=(9, 3))
 for offset, (name, values), colour in zip(
     (-0.27, 0, 0.27),
     {"last layer alone": directly, "rollout, both layers": rolled, "flow, both layers": flows}.items(),
@@ -378,26 +362,28 @@ assert abs(rolled.sum() - 1) < 1e-5
 assert (flows >= rolled - 1e-6).all()
 
 # %% [markdown]
-# These are summaries of weights alone: they do not know what the messages say. The table of section 3 does.
+# Over two layers the shares are more even than the weights of the last layer alone (grey), since early tokens also arrive through
+# relays; flow is never below rollout. Both summaries use the weights alone and ignore the content of the messages. The table of
+# section 3 includes it.
 #
 # ## 6. A relay is narrow
 #
-# If relays are that good, why not save edges? Below, 8 tokens in two groups of four. Nobody in the second group hears the
-# first: all that it learns comes through relays, tokens that hear everyone in round 1 and are heard by everyone in round 2.
-# Four senders hold $4 \times 12 = 48$ numbers. How many of them can vary independently at the receivers? That is the rank of
-# the derivative. The state of a relay has 12 numbers, so one relay lets 12 pass, whatever is sent.
+# Relays save edges. What do they cost? Consider 8 tokens in two groups of four, and no edges between the groups: all information passes
+# through relays, which attend to all senders in round 1, and to which all receivers attend in round 2. The four senders hold
+# $4 \times 12 = 48$ numbers. How many of them can vary independently at the receivers? This is the rank of the derivative. The state of
+# a relay has 12 numbers, so 12 numbers pass through one relay, whatever is sent.
 
 
 # %%
 def numbers_that_pass(relays, width=12, group=4, through_relays=True):
-    """The rank of d(second group) / d(first group) after two rounds."""
+    """Return the rank of d(second group) / d(first group) after two rounds, and the number of edges."""
     total = 2 * group + relays
-    sends, hears = range(group), range(group, 2 * group)
+    senders, receivers = range(group), range(group, 2 * group)
     middle = range(2 * group, total)
     if through_relays:
-        rounds = [[(s, m) for s in sends for m in middle], [(m, d) for m in middle for d in hears]]
+        rounds = [[(s, m) for s in senders for m in middle], [(m, d) for m in middle for d in receivers]]
     else:
-        rounds = [[(s, d) for s in sends for d in hears]] * 2
+        rounds = [[(s, d) for s in senders for d in receivers]] * 2
     torch.manual_seed(1)
     graphs = [ga.convert.from_edge_index(torch.tensor(edges).T, total) for edges in rounds]
     network = Rounds(graphs)
@@ -408,24 +394,33 @@ def numbers_that_pass(relays, width=12, group=4, through_relays=True):
 
 for relays in (1, 2, 3, 4):
     rank, count = numbers_that_pass(relays)
-    print(f"{relays} relays: {count:>2} edges, {rank:>2} of 48 numbers pass")
+    print(f"relays: {relays}, edges: {count:>2}, {rank:>2} of 48 numbers pass")
     assert rank == min(12 * relays, 48)
 rank, count = numbers_that_pass(0, through_relays=False)
-print(f"direct:   {count:>2} edges, {rank:>2} of 48 numbers pass")
+print(f"direct:    edges: {count:>2}, {rank:>2} of 48 numbers pass")
 assert rank == 48
 
 # %% [markdown]
-# One relay reaches everyone with 8 edges instead of 32, and lets a quarter through. Reach is not bandwidth. In graph neural
-# networks this is known as *over-squashing*; [notebook 12](12_sparse_against_dense.ipynb) trains models on graphs of several
-# reaches.
+# One relay connects all pairs with 8 edges instead of 32, and a quarter of the numbers passes. Reach is not bandwidth. In graph neural
+# networks this is known as *over-squashing*; [notebook 12](12_sparse_against_dense.ipynb) trains models on graphs of different reach.
+#
+# **The answer.** A token receives information from beyond its edges through relays, one layer for each hop. A relay can pass a
+# message on, or be selected because of a message that it received, as in an induction head. It can pass no more numbers than its
+# state has.
 #
 # ## 7. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/17_relay_through_a_middle_token.py).
 #
-# **1. Keep a secret.** Two layers over `causal(5)`. Which edges must be cut, the same in both layers and as few as possible, so
-# that *words* cannot know of *do*?
+# **1. Keep a secret** (medium, 5 minutes). Take two layers of `causal(5)`. Which edges must be cut, the same in both layers and as few
+# as possible, so that *words* does not depend on *do*?
+#
+# <details><summary>Hint</summary>
+#
+# List the paths from *do* to *words* with at most two edges that are not self loops, and cut one edge of each.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a list of (src, dst)
@@ -434,13 +429,19 @@ answer = None  # your turn: a list of (src, dst)
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 left = patterns.causal(5) - ga.convert.from_edge_index(torch.tensor(answer).T, 5)
-assert DO not in analyse.receptive_field(left, LAST, 2), f"it is told along {analyse.witness(left, DO, LAST)}"
-assert len(answer) == 3, "fewer will do"
-print("right: one edge of each of the three ways", answer)
+assert DO not in analyse.receptive_field(left, LAST, 2), f"a path is left: {analyse.witness(left, DO, LAST)}"
+assert len(answer) == 3, "fewer edges are enough"
+print("right: one edge of each of the three paths", answer)
 
 # %% [markdown]
-# **2. Without a computer.** A chain of four tokens, three rounds, and in every round a token hears only the one before it. What are
-# rollout and flow from the first token to the last?
+# **2. Rollout and flow by hand** (easy, 3 minutes). A chain has four tokens and three rounds, and in every round a token attends only
+# to the one before it. What are rollout and flow from the first token to the last?
+#
+# <details><summary>Hint</summary>
+#
+# There is one path of three edges, and the share of each edge is one half.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: two numbers (rollout, flow)
@@ -452,13 +453,21 @@ chain = patterns.window(4, 2) - patterns.self_loops(4)
 with torch.no_grad():
     run = trace.record(Rounds([chain] * 3), x[:4])
 results = (rollout(run.layers, 3)[0].item(), flow(run.layers, 0, 3))
-assert math.isclose(answer[0], results[0], rel_tol=1e-6), "one way of three edges, and each passes on a half"
+assert math.isclose(answer[0], results[0], rel_tol=1e-6), (
+    "one path has three edges, and each has a share of one half"
+)
 assert math.isclose(answer[1], results[1], rel_tol=1e-6), "how wide is the narrowest pipe?"
 print("right:", answer)
 
 # %% [markdown]
-# **3. Enough relays.** Seven senders, seven receivers, states of 12 numbers, as in section 6. How many relays are needed so
-# that at least half of the 84 numbers can pass?
+# **3. Enough relays** (easy, 3 minutes). Seven senders and seven receivers have states of 12 numbers, as in section 6. How many relays
+# are needed so that at least half of the 84 numbers can pass?
+#
+# <details><summary>Hint</summary>
+#
+# Each relay lets as many numbers pass as its state has.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number of relays
@@ -466,16 +475,39 @@ answer = None  # your turn: a number of relays
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-assert numbers_that_pass(answer, group=7)[0] >= 42, "too few pass"
-assert numbers_that_pass(answer - 1, group=7)[0] < 42, "one relay less would do"
+assert numbers_that_pass(answer, group=7)[0] >= 42, "too few numbers pass"
+assert numbers_that_pass(answer - 1, group=7)[0] < 42, "one relay less is enough"
 print(f"right: {answer} relays let {numbers_that_pass(answer, group=7)[0]} numbers pass")
+
+# %% [markdown]
+# **4. The terms of another token** (hard, 15 minutes, code). Section 3 computes the terms for *words*. Write the terms for *output*, in
+# the same three tensors, whose sum and the state of *output* are its final state.
+#
+# <details><summary>Hint</summary>
+#
+# Only the index of the receiver changes: `w1[:, t]` and `w2[:, t]` are the weights of all edges into token `t`.
+#
+# </details>
+
+# %% tags=["exercise"]
+answer = None  # your turn: (received in round 1, received in round 2, relayed), of shapes [5, 12], [5, 12] and [5, 5, 12]
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+parts = [part.sum(tuple(range(part.dim() - 1))) for part in answer]
+with torch.no_grad():
+    states = trace.record(model, x, causal).output
+assert torch.allclose(x[OUTPUT] + sum(parts), states[OUTPUT], rtol=0, atol=1e-10), "the sum is another state"
+assert answer[2].shape == (5, 5, width), "the relayed term has a row for each relay and sender"
+print(f"right: {answer[2][:OUTPUT].norm(dim=-1).sum():.2f} of length are relayed by other tokens")
 
 # %% [markdown]
 # ## Sources
 #
 # * C. McCormick, *Patterns and Messages*, part 2, 2025: messages are created by the context, not extracted from it (S1.8), and
 #   some are meant for tokens still to come (S1.9).
-# * N. Elhage et al., *A Mathematical Framework for Transformer Circuits*, 2021: the expansion into ways, virtual attention
+# * N. Elhage et al., *A Mathematical Framework for Transformer Circuits*, 2021: the expansion into paths, virtual attention
 #   heads.
 # * S. Abnar and W. Zuidema, [Quantifying Attention Flow in Transformers](https://arxiv.org/abs/2005.00928), 2020: rollout and
 #   flow.

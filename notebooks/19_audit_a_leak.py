@@ -13,20 +13,20 @@
 # %% [markdown]
 # # Audit a model that leaks
 #
-# Somebody shows you a small causal model. It has learned to guess coin tosses, each from those before it, and its loss went to almost
-# nothing. That is not a good model. That is a crime: nobody can foresee a coin. Somewhere the future comes in. But where? The
-# attention mask, you are told, has been checked by three people.
+# A colleague shows you a small causal model. It has learned to predict coin tosses, each from those before it, and its loss is almost
+# zero. This is not a good model, it is a crime: nobody can predict a fair coin. Somewhere the model reads the future. But where?
+# Three people have checked its attention mask.
 #
-# Whether a model is causal is not a matter of reading its mask: a normalisation, a convolution or a padded batch may carry
-# something across. `ga.audit` asks the model itself: it finds the pairs of tokens along which information **really** flows and
+# A correct mask does not make a model causal: a normalisation, a convolution or a padded batch may carry information from one token
+# to another. `ga.audit` examines the model itself. It measures the pairs of tokens along which information **actually** flows, and
 # compares them with a graph.
 #
-# What does it look at? The derivative of receiver `dst`'s output with respect to sender `src`'s input is a block of the
-# Jacobian. Where no information flows it is zero, not small: exactly zero, in float64. So a block that is not zero **is** a flow.
-# The audit groups receivers so that few backward passes suffice, and calls two further witnesses: it changes a sender, and it
-# poisons one with NaN. All this happens at a few inputs. What that leaves open is section 6.
+# How does it measure them? The derivative of the output of receiver `dst` with respect to the input of sender `src` is a block of
+# the Jacobian. Where no information flows, the block is not merely small but exactly zero. So a block that is not zero **is** a
+# flow. The audit groups the receivers so that few backward passes are enough, and makes two further tests: it changes the input of
+# a sender, and it replaces it by NaN. All tests run on a few inputs. Section 6 shows what that leaves open.
 #
-# You need [notebook 01](01_attention_is_message_passing.ipynb), or its one sentence: a mask is a graph.
+# You need [notebook 01](01_attention_is_message_passing.ipynb), or its main sentence: a mask is a graph.
 #
 # **Afterwards you can** find where a model leaks, and say what an audit without a leak leaves open.
 #
@@ -35,34 +35,32 @@
 # %%
 import copy
 import math
-import warnings
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.colors import to_rgb
+from pictures import BLUE, GREY, RED, use_house_style
 from torch import nn
 from torch.nn import functional
 
 import gnn_attention as ga
+from gnn_attention import draw
 
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
+use_house_style()
 _ = torch.manual_seed(0)
 T, WIDTH = 12, 16
 causal = ga.patterns.causal(T)
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
-plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "figure.constrained_layout.use": True})
 
 # %% [markdown]
 # ## 1. The scene
 #
-# Here are two models: one that nobody suspects, two layers of attention over the causal graph, and the one with the marvellous
-# loss. A fair coin carries one bit, $\log 2 = 0.69$ nats. No causal model gets below that.
+# Here are two models: a clean one, of two layers of attention along the causal graph, and the suspect with the excellent loss. A fair
+# coin carries one bit, $\log 2 = 0.69$ nats, so no causal model has a smaller loss on new tosses.
 
 
 # %%
 class Layer(nn.Module):
-    """Attention over a graph, then an MLP on each token."""
+    """Attention along a graph, and then an MLP on each token."""
 
     def __init__(self, graph):
         super().__init__()
@@ -76,7 +74,7 @@ class Layer(nn.Module):
 
 
 class OverTime(nn.Module):
-    """Something that mixes tokens, [B, T, width] -> [B, T, width]."""
+    """Adds the output of a module that mixes tokens, [B, T, width] -> [B, T, width]."""
 
     def __init__(self, inner):
         super().__init__()
@@ -91,8 +89,8 @@ suspect = nn.Sequential(Layer(causal), OverTime(nn.Conv1d(WIDTH, WIDTH, 3, paddi
 
 
 # %%
-def guesses_coins(body, steps=120):
-    """The loss of each step while a model with this body learns to guess the next of fresh coin tosses."""
+def train_on_coins(body, steps=120):
+    """Train a model with this body to predict coin tosses, and return the loss of each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(2, WIDTH), copy.deepcopy(body), nn.Linear(WIDTH, 2))
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
@@ -106,25 +104,25 @@ def guesses_coins(body, steps=120):
     return losses
 
 
-curves = {"nobody suspects it": (guesses_coins(clean), BLUE), "the suspect": (guesses_coins(suspect), ORANGE)}
+curves = {"clean model": (train_on_coins(clean), BLUE), "suspect": (train_on_coins(suspect), RED)}
 figure, ax = plt.subplots(figsize=(7.5, 2.8))
 for name, (curve, colour) in curves.items():
     ax.plot(curve, color=colour, label=name)
 ax.axhline(math.log(2), color=GREY, linestyle="--", label="a coin: log 2")
-ax.set(xlabel="step of training", ylabel="loss", ylim=(0, 1), title="guessing coin tosses")
+ax.set(xlabel="step of training", ylabel="loss", ylim=(0, 1), title="predicting coin tosses")
 ax.legend(frameon=False)
 plt.show()
-assert min(curves["nobody suspects it"][0]) > 0.6
-assert curves["the suspect"][0][-1] < 0.1
+assert min(curves["clean model"][0]) > 0.6
+assert curves["suspect"][0][-1] < 0.1
 
 # %% [markdown]
-# On real text nobody would have noticed: a leak of one token looks like a clever model, until it has to write, and the future
-# that it used to read is not there. So let us not wait for coins.
+# The clean model stays at the loss of a coin (dashed), and the suspect falls far below it. On real text this would not have been noticed:
+# a leak of one token looks like a good model, until the model generates text and the next token is not there to be read.
 #
-# ## 2. The witness, and an alibi
+# ## 2. An audit of the clean model
 #
-# First the model that nobody suspects. The verdict counts pairs of two different tokens: that a token may know of itself goes
-# without saying. So `causal(12)`, which has 78 edges, allows 66 pairs.
+# We first audit the clean model. The verdict counts pairs of two different tokens, since every token may depend on itself. So
+# `causal(12)`, which has 78 edges, allows 66 pairs.
 
 # %%
 print(ga.audit(clean, causal, (T, WIDTH)))
@@ -132,7 +130,17 @@ print(ga.audit(clean, causal, (T, WIDTH)))
 # %% [markdown]
 # ## 3. The usual suspect: the mask
 #
-# A common mistake: `src <= dst + 1`. The verdict names every leak, its way, and the part of the model where it enters.
+# A common mistake is `src <= dst + 1`. On six tokens, the mask and the arcs show what it adds: the red edges come from the next token.
+
+# %%
+small = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + 1, 6, name="src <= dst + 1")
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(1, 1.8))
+draw.mask(small, left)
+draw.arcs(small, right, lit=(small - ga.patterns.causal(6)).edge_index.T.tolist())
+plt.show()
+
+# %% [markdown]
+# The verdict on a model with this mask names every leak, its path, and the part of the model where it enters.
 
 # %%
 off_by_one = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + 1, T)
@@ -142,7 +150,7 @@ assert verdict.leaks
 assert not verdict.exact
 
 # %% [markdown]
-# But the mask of our suspect *was* checked, and it is right: its attention is perfectly causal. What else does it have?
+# But the mask of our suspect is correct: its attention is causal. What else does it contain?
 
 # %%
 print(suspect[1])
@@ -159,21 +167,21 @@ assert len(verdicts["Conv1d, padding=1"].leaks) == T - 1
 assert verdicts["Conv1d, padded on the left"].exact
 
 # %% [markdown]
-# A convolution with padding on *both* sides. It stands beside attention, where no mask shows it, and reads the next token. (A BatchNorm in
-# training leaks as well, since its mean is over all tokens.) Case closed, and here is the evidence: the size of each block of the
-# Jacobian, a row for each receiver. Blue may be there. Orange must not.
+# It contains a convolution with padding on *both* sides. The convolution is not part of attention, so no mask shows it, and it reads the
+# next token. (A BatchNorm in training leaks as well, since its mean is over all tokens.) The case is closed, and here is the evidence:
+# the blocks of the Jacobian that are not zero, with a row for each receiver. Blue cells are permitted, and red cells are leaks.
 
 
 # %%
 def influence(body):
-    """The norm of each block of the Jacobian, ``[dst, src]``: how far a sender's input moves a receiver's output."""
+    """Return the norm of each block of the Jacobian, ``[dst, src]``."""
     x = torch.randn(1, T, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     blocks = torch.autograd.functional.jacobian(copy.deepcopy(body).double(), x)
     return blocks[0, :, :, 0].norm(dim=(1, 3))
 
 
 suspects = {
-    "nobody suspects it": clean,
+    "clean model": clean,
     "a mask off by one": nn.Sequential(Layer(causal), Layer(off_by_one)),
     "padding on both sides": suspect,
 }
@@ -182,22 +190,22 @@ future = torch.ones(T, T).triu(1).bool()
 for ax, (name, body) in zip(axes, suspects.items(), strict=True):
     influence_mask = influence(body) > 0
     picture = torch.ones(T, T, 3)
-    picture[influence_mask & ~future] = torch.tensor([0.0, 0.447, 0.698])
-    picture[influence_mask & future] = torch.tensor([0.835, 0.369, 0.0])
+    picture[influence_mask & ~future] = torch.tensor(to_rgb(BLUE))
+    picture[influence_mask & future] = torch.tensor(to_rgb(RED))
     ax.imshow(picture)
     ax.set(
         title=f"{name}: {int((influence_mask & future).sum())} leaks",
         xlabel="src (sender)",
         ylabel="dst (receiver)",
     )
-    assert (influence_mask & future).any() == (name != "nobody suspects it")
+    assert (influence_mask & future).any() == (name != "clean model")
 plt.show()
 
 # %% [markdown]
 # ## 4. The other direction: edges that nobody uses
 #
-# A model may also hear *less* than it is allowed to. That is no leak, but worth knowing: here the graph allows everything in the
-# past, while two layers of `window(3)` reach only four tokens back.
+# A model may also use *fewer* edges than its graph has. This is not a leak, but it is worth knowing. Here the graph allows all earlier
+# tokens, while two layers of `window(T, 3)` reach only four tokens back.
 
 # %%
 narrow = nn.Sequential(*(Layer(ga.patterns.window(T, 3)) for _ in range(2)))
@@ -209,8 +217,8 @@ print(ga.audit(narrow, ga.patterns.window(T, 3), (T, WIDTH)))
 # %% [markdown]
 # ## 5. The model that ships
 #
-# From the command line: `gnn-attention audit "causal(16)"`. The same from Python, over token ids: two layers, so the graph may be
-# used twice, and a causal graph used twice is causal.
+# The model that ships with the library is audited in the same way, here with token ids as inputs. It has two layers, so information may
+# take two hops, and two hops along a causal graph are causal. The command is `gnn-attention audit "causal(16)"`.
 
 # %%
 model, _ = ga.model.load_trained()
@@ -219,8 +227,8 @@ print(ga.audit(model, ga.patterns.causal(16), (16,)))
 # %% [markdown]
 # ## 6. Make the audit miss a leak
 #
-# The audit has found every leak so far. Can you hide one? It sees the model at two random inputs, whose numbers are drawn from a
-# normal distribution. So put the leak behind a gate that such numbers hardly ever open:
+# The audit has found every leak so far. Can you hide one? It runs the model on two random inputs, whose numbers are drawn from a
+# normal distribution. So put the leak behind a gate that such numbers almost never open:
 
 
 # %%
@@ -243,27 +251,37 @@ assert verdict.ok
 assert not verdict.poisoned
 
 # %% [markdown]
-# At a threshold of 5 none of the three witnesses has seen anything, the verdict is `ok`, and the gate reads the future whenever it opens. (One standard normal number in 3.5 million
-# is above 5.) So remember what each verdict says. A leak is a fact: at this input, information crossed that pair. *No leak* is no proof;
-# it says that none showed at the inputs that were tried. An audit refutes, as any test does.
+# At a threshold of 5, all three tests find nothing and the verdict is `ok`, but the gate still reads the future whenever it opens. (One
+# standard normal number in 3.5 million is above 5.) So each verdict must be read with care. A leak is a fact: for this input,
+# information flowed along this pair. *No leak* is not a proof; it means that no leak showed for the inputs that were tried. Like
+# any test, an audit can refute a claim and cannot prove it.
 #
-# What helps is to try the inputs that matter. `inputs=` takes states or token ids of your own, beside the random ones: real texts,
-# long ones, padded ones, and whatever the code of the model treats as a special case.
+# The remedy is to test the inputs that matter. `inputs=` takes your own states or token ids beside the random ones: real texts, long
+# texts, padded texts, and everything that the code of the model treats as a special case.
 
 # %%
-loud = torch.full((1, T, WIDTH), 6.0)
-verdict = ga.audit(Gate(5), ga.patterns.self_loops(T), (T, WIDTH), inputs=loud)
+opening = torch.full((1, T, WIDTH), 6.0)
+verdict = ga.audit(Gate(5), ga.patterns.self_loops(T), (T, WIDTH), inputs=opening)
 print(f"with an input that opens the gate: {len(verdict.leaks)} of {T - 1} leaks found; {verdict.leaks[0]}")
 assert len(verdict.leaks) == T - 1
 
 # %% [markdown]
+# **The answer.** The suspect reads the future through a convolution, which no check of its mask could find. An audit found it, together
+# with the module where the leak enters. It cannot show that a model is causal; it can only fail to find a leak.
+#
 # ## 7. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/19_audit_a_leak.py).
 #
-# **1. A norm over everything.** Put `nn.LayerNorm((T, WIDTH))` between the two layers of section 1: it takes its mean and its
-# spread over all tokens. How many pairs leak?
+# **1. A norm over all tokens** (easy, 3 minutes). Put `nn.LayerNorm((T, WIDTH))` between the two layers of section 1. It computes its
+# mean and variance over all tokens. How many pairs leak?
+#
+# <details><summary>Hint</summary>
+#
+# After this norm, every token depends on every other. Count the pairs that are not in the causal graph.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number
@@ -273,12 +291,18 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 normed = nn.Sequential(Layer(causal), nn.LayerNorm((T, WIDTH)), Layer(causal))
 verdict = ga.audit(normed, causal, (T, WIDTH))
-assert answer == len(verdict.leaks), "not that many"
+assert answer == len(verdict.leaks), "another number of pairs leaks"
 print("right:", answer)
 
 # %% [markdown]
-# **2. The wrong way round.** A layer is built with `ga.patterns.window(T, 3).T` and audited against `window(T, 3)`: somebody
-# mistook rows for columns. Give the graph of the pairs that leak.
+# **2. A transposed mask** (medium, 5 minutes). A layer is built with `ga.patterns.window(T, 3).T` and audited against `window(T, 3)`:
+# its author confused rows and columns. Write the graph of the pairs that leak.
+#
+# <details><summary>Hint</summary>
+#
+# Graphs can be subtracted. Which edges do both windows have?
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
@@ -292,8 +316,14 @@ assert leaks == set(map(tuple, answer.edge_index.T.tolist())), "other pairs leak
 print("right:", answer.num_edges, "pairs")
 
 # %% [markdown]
-# **3. Two rounds in one.** The two narrow layers of section 4 are exact against `window(T, 3)`, used twice. Against which window
-# are they exact when it may be used only *once* (`layers=1`)?
+# **3. Two layers as one** (medium, 5 minutes). The two narrow layers of section 4 are exact for two hops along `window(T, 3)`. For
+# which window are they exact with a *single* hop (`layers=1`)?
+#
+# <details><summary>Hint</summary>
+#
+# How many tokens back do two hops along the window reach?
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: the w of window(T, w)
@@ -303,6 +333,27 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert ga.audit(narrow, ga.patterns.window(T, answer), (T, WIDTH), layers=1).exact, "not exact"
 print(f"right: window(T, {answer})")
+
+# %% [markdown]
+# **4. A leak of your own** (medium, 10 minutes, code). Write a module that leaks from the last token to the first, and from no other
+# token to an earlier one, on inputs `[batch, T, WIDTH]`.
+#
+# <details><summary>Hint</summary>
+#
+# Add a multiple of `x[:, -1]` to `x[:, 0]`, and change no other token. `torch.cat` puts the tokens together again.
+#
+# </details>
+
+# %% tags=["exercise"]
+answer = None  # your turn: an nn.Module
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+verdict = ga.audit(answer, causal, (T, WIDTH))
+leaks = [(leak.src, leak.dst) for leak in verdict.leaks]
+assert leaks == [(T - 1, 0)], f"the leaks are {leaks[:3]}"
+print("right: one leak, from the last token to the first")
 
 # %% [markdown]
 # ---

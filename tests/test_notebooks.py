@@ -279,10 +279,10 @@ def test_printed_methods_are_those_of_the_library() -> None:
 
 @pytest.mark.slow
 def test_a_copy_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One answer is right, one is wrong (it must not inherit the first one), and one raises an error."""
+    """One answer is right, one is wrong (it must not inherit the first one), one raises an error, and one is absent."""
     source = NOTEBOOKS / "19_audit_a_leak.py"
     notebook = read_committed(source)
-    first, second, third = grade.tagged(notebook, "exercise")
+    first, second, third, _ = grade.tagged(notebook, "exercise")
     first.source, second.source = grade.solutions(source)[0], "answer = ga.patterns.causal(T)"
     third.source = "answer = windw(T, 5)"
     for check in grade.tagged(notebook, "check"):
@@ -293,10 +293,11 @@ def test_a_copy_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     nbformat.write(notebook, copy)
     assert grade.main([str(copy)]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "Ada.ipynb: 1 of 3 right",
+        "Ada.ipynb: 1 of 4 right",
         "  1 green",
         "  2 red: AssertionError: other pairs leak",
         "  3 red: NameError: name 'windw' is not defined",
+        "  4 red: AssertionError: no answer yet: replace None in the cell above",
     ]
 
 

@@ -137,7 +137,7 @@ def arcs(
     _axes.set_title(axes, graph.name if title is None else title, _describe_edges(graph), 100)
     axes.plot([], [], color=GREY if lit_edges else BLUE, label=EDGE_LABEL)
     if lit_edges:
-        axes.plot([], [], color=RED, linewidth=2, label="chosen edge")
+        axes.plot([], [], color=RED, linewidth=2, label="highlighted edge")
     for weight in () if weights is None else (0.1, 0.5, 1.0):
         axes.plot([], [], color=BLUE, linewidth=0.3 + 4 * weight, label=f"weight {weight}")
     return _axes.finish(figure, ax)

@@ -8,10 +8,10 @@
 answer = 10 * 0.9**20
 
 # %% [markdown]
-# **2. One after the other.**
+# **2. Sequential updates.**
 
 # %%
-# what one round does in place takes five rounds at once
+# One sequential round reaches as far as five rounds in which all nodes update together.
 answer = patterns.causal(6)
 
 # %% [markdown]

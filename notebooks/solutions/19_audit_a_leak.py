@@ -2,22 +2,34 @@
 # # Solutions of [notebook 19](../19_audit_a_leak.ipynb)
 
 # %% [markdown]
-# **1. A norm over everything.**
+# **1. A norm over all tokens.**
 
 # %%
-# every pair of a token and one after it
+# Every pair of a token and a later one leaks.
 answer = T * (T - 1) // 2
 
 # %% [markdown]
-# **2. The wrong way round.**
+# **2. A transposed mask.**
 
 # %%
-# both windows have the self loops
+# Both windows contain the self loops, so these do not leak.
 answer = ga.patterns.window(T, 3).T - ga.patterns.self_loops(T)
 
 # %% [markdown]
-# **3. Two rounds in one.**
+# **3. Two layers as one.**
 
 # %%
-# two hops of window(T, 3) reach as far
+# Two hops along window(T, 3) reach four tokens back.
 answer = 5
+
+# %% [markdown]
+# **4. A leak of your own.**
+
+
+# %%
+class Leak(nn.Module):
+    def forward(self, x):
+        return torch.cat([x[:, :1] + x[:, -1:], x[:, 1:]], dim=1)
+
+
+answer = Leak()

@@ -192,7 +192,7 @@ class TestArcs:
         assert read_colours(figure.axes[0]) == [GREY, GREY, GREY, RED]
         (x0, _), (x1, _) = read_edges(figure.axes[0])[-1]
         assert (round(x0), round(x1)) == (3, 1)
-        assert "chosen edge" in legend(figure)
+        assert "highlighted edge" in legend(figure)
 
 
 class TestLayers:
