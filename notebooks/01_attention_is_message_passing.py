@@ -389,8 +389,14 @@ print("quotient:", strict.update(messages.sum(0)), "  the mixed message of secti
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/01_attention_is_message_passing.py).
 #
-# **1. The other direction.** Build the graph in which each of the five tokens attends to itself and to all tokens *after* it,
-# from `ga.patterns.causal(5)`, with two characters.
+# **1. The other direction** (easy, 2 minutes). Build the graph in which each of the five tokens attends to itself and to all tokens
+# *after* it, from `ga.patterns.causal(5)`, with two characters.
+#
+# <details><summary>Hint</summary>
+#
+# Section 2 says what turns rows into columns.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
@@ -404,9 +410,15 @@ assert answer.num_edges == 15, "an edge is missing: a token attends to itself to
 print("right:\n", answer, sep="")
 
 # %% [markdown]
-# **2. Flat and sharp.** The scale in front of the overlaps, which was $1/\sqrt 2$, decides how sharply the softmax chooses. Give
+# **2. Flat and sharp** (easy, 5 minutes). The scale in front of the overlaps, which was $1/\sqrt 2$, decides how sharply the softmax chooses. Give
 # two scales: one with which *output* attends to its four senders exactly equally, and one with which it gives more than 99.9 % to
 # *not*.
+#
+# <details><summary>Hint</summary>
+#
+# Shares are equal if all logits are equal. For the second, try some large numbers.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: two numbers (flat, sharp)
@@ -428,8 +440,14 @@ assert torch.allclose(weights_of_output[0], torch.full((4,), 0.25)), "the first 
 assert weights_of_output[1][NOT] > 0.999, "the second is not sharp enough"
 
 # %% [markdown]
-# **3. By hand.** *do* is half a verb. Which tokens does it attend to? Give its shares for *Llamas* and for itself, to two digits. Paper
-# and a calculator are enough: start with its receiving channel.
+# **3. By hand** (medium, 10 minutes). *do* is half a verb. Which tokens does it attend to? Give its shares for *Llamas* and for itself,
+# to two digits. Paper and a calculator are enough.
+#
+# <details><summary>Hint</summary>
+#
+# Start with its receiving channel, $x_i W_Q$, which is half of that of *output*. It has two in-edges, so the softmax has two terms.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: two numbers (Llamas, do)
@@ -442,6 +460,30 @@ assert all(abs(share - true) < 0.0051 for share, true in zip(answer, table[DO, :
     "not these: the overlap with Llamas is half of that of output, and step 4 divides by a root"
 )
 print("right: do attends to Llamas with {:.2f}, to itself with {:.2f}".format(*answer))
+
+# %% [markdown]
+# **4. Large logits** (medium, 10 minutes, code). With logits of 1,000, `edge_by_edge` returns nan, since $e^{1000}$ is infinite. Write
+# its softmax so that it works for all logits: a function `answer(logits, dst, n)` that returns a weight for each edge.
+#
+# <details><summary>Hint</summary>
+#
+# Subtract the largest logit of each receiver before the exponential. `torch.full((n,), -math.inf).scatter_reduce(0, dst, logits, "amax")`
+# is one number for each receiver; `[dst]` gathers it to the edges.
+#
+# </details>
+
+# %% tags=["exercise"]
+answer = None  # your turn: a function of logits [edges], dst [edges] and the number of nodes
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+logits = ((x @ W_Q)[edge_index[1]] * (x @ W_K)[edge_index[0]]).sum(-1) / math.sqrt(2)
+assert torch.allclose(answer(logits, edge_index[1], 5), weights), "these are not the weights of section 4"
+large = answer(1000 * logits, edge_index[1], 5)
+assert not large.isnan().any(), "the exponential of a large logit is infinite"
+assert math.isclose(large.sum(), 5.0), "the shares of a receiver add up to 1"
+print("right: one more round of messages, aggregated by a maximum")
 
 # %% [markdown]
 # ## Sources

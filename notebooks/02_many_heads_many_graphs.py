@@ -455,8 +455,14 @@ assert gain(runs["causal"]) > 1 > gain(runs["window(64, 8)"])
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/02_many_heads_many_graphs.py).
 #
-# **1. One edge.** Over the causal graph *output* learns that it is negated. Which one edge `(src, dst)` must be cut so that the
+# **1. One edge** (easy, 3 minutes). Over the causal graph *output* learns that it is negated. Which one edge `(src, dst)` must be cut so that the
 # layer, both heads together, adds no negation to *output*?
+#
+# <details><summary>Hint</summary>
+#
+# Which sender is a negation?
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a pair such as (LLAMAS, OUTPUT)
@@ -470,9 +476,14 @@ assert layer(x, less)[OUTPUT, NEGATION] == 0, "output is still negated"
 print(f"right: without the edge {WORDS[answer[0]]} -> {WORDS[answer[1]]} nothing is negated")
 
 # %% [markdown]
-# **2. Hearsay.** Over `window(5, 2)` a token attends to itself and to its left neighbour. Apply the layer twice, and add
+# **2. Two hops** (medium, 5 minutes). Over `window(5, 2)` a token attends to itself and to its left neighbour. Apply the layer twice, and add
 # the update to the state each time. Whose *first* states can have influenced the final state of *words*? Give a set of positions.
-# (Hint: print `ga.patterns.window(5, 2) ** 2`.)
+#
+# <details><summary>Hint</summary>
+#
+# Print `ga.patterns.window(5, 2) ** 2`: it has an edge for each path of two edges.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a set such as {LAST}
@@ -497,11 +508,17 @@ assert set(answer) == influence, f"not quite: changing {[WORDS[t] for t in influ
 print("right:", ", ".join(WORDS[token] for token in sorted(influence)))
 
 # %% [markdown]
-# **3. Give the induction head its edges back.** Build a graph over the 64 tokens of section 4 with **fewer than 600 edges**
-# (the causal graph has 2,080) over which the model is better on the second copy than on the first by more than 1. A graph is a
+# **3. Give the induction head its edges back** (hard, 15 minutes, code). Build a graph over the 64 tokens of section 4 with **fewer
+# than 600 edges** (the causal graph has 2,080) over which the model is better on the second copy than on the first by more than 1. A graph is a
 # rule: `ga.TokenGraph.from_rule(lambda b, h, dst, src: ..., 64)` has an edge wherever the condition on the positions `dst` and
 # `src` is true (`b` and `h` are sample and head, not needed here). Graphs are joined by `|`. Fewer edges need not be worse:
 # fewer senders compete for the weight of a receiver.
+#
+# <details><summary>Hint</summary>
+#
+# Which distance do the edges of the induction head have, if 32 tokens are repeated? Join them with a narrow window.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph of 64 tokens

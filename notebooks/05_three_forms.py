@@ -532,7 +532,7 @@ print(f"{values.shape[1]} sets of values, {W_M.shape[0]} message matrices")
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/05_three_forms.py).
 #
-# **1. The factors are not unique.** Multiply $W_Q$ by any invertible matrix $R$, `d` by `d`, from the right. By which matrix
+# **1. The factors are not unique** (medium, 5 minutes). Multiply $W_Q$ by any invertible matrix $R$, `d` by `d`, from the right. By which matrix
 # must $W_K$ be multiplied from the right so that no logit changes? (So nobody can say what a single number of a query means,
 # while $W_P$ has a meaning.)
 #
@@ -556,7 +556,7 @@ assert torch.allclose(changed.pattern_matrix().full(), heads.pattern_matrix().fu
 print("right: other queries, other keys, the same patterns")
 
 # %% [markdown]
-# **2. One message alone.** Suppose that token 6 attended to token 3 and to no other token, through head 0 alone. What would be added to
+# **2. One message alone** (medium, 5 minutes, code). Suppose that token 6 attended to token 3 and to no other token, through head 0 alone. What would be added to
 # its state? Give the 128 numbers from `x` and the matrices of `heads`. No weight is needed: why?
 #
 # <details><summary>Hint</summary>
@@ -577,7 +577,7 @@ assert torch.allclose(answer, ga.MessagePassingAttention(alone)(x, one_edge)[6])
 print("right: the weight is 1, whatever the logit; so it is the message of the sender")
 
 # %% [markdown]
-# **3. A head that sends nothing.** Change one of the four matrices of `heads` such that every weight stays as it is and head
+# **3. A head that sends nothing** (easy, 5 minutes, code). Change one of the four matrices of `heads` such that every weight stays as it is and head
 # 2 sends nothing to any token. Give the four matrices.
 #
 # <details><summary>Hint</summary>

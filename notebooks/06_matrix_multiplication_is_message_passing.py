@@ -30,61 +30,21 @@
 # %%
 import math
 import timeit
-import warnings
 
 import matplotlib.pyplot as plt
 import torch
-from matplotlib.colors import LinearSegmentedColormap
+from pictures import BLUE, ORANGE, RED, draw_table, use_house_style
 from torch import nn
 
 import gnn_attention as ga
 from gnn_attention import draw
 
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
+use_house_style()
 torch.manual_seed(0)
 torch.set_grad_enabled(False)  # nothing is trained here
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)  # so that times can be compared
-
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
-BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"
-COLOURS = LinearSegmentedColormap.from_list("orange-white-blue", [ORANGE, "white", BLUE])
-COLOURS.set_bad("#E4E4E4")  # where there is no edge
-plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False})
-plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
-
-
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
-def draw_table(ax, table, title, rows=None, columns=None, limit=1.0, digits=1, lit=None):
-    """A table of numbers: blue above zero, orange below, grey where it holds nan; the rows or cells of ``lit`` framed in orange."""
-    ax.imshow(table, cmap=COLOURS, vmin=-limit, vmax=limit)
-    ax.set_xticks(range(table.shape[1]), columns or range(table.shape[1]), fontsize=8)
-    ax.set_yticks(range(table.shape[0]), rows or range(table.shape[0]), fontsize=8)
-    ax.tick_params(length=0)
-    ax.set_title(title)
-    for row, numbers in enumerate(table.tolist()):
-        for column, number in enumerate(numbers):
-            if not math.isnan(number):
-                colour = "white" if number > 0.6 * limit else "black"
-                ax.text(
-                    column,
-                    row,
-                    f"{round(number, digits) + 0.0:.{digits}f}",
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color=colour,
-                )
-    if lit is not None:
-        row, column, height, breadth = lit
-        ax.add_patch(
-            plt.Rectangle(
-                (column - 0.5, row - 0.5), breadth, height, fill=False, edgecolor=RED, linewidth=2.5
-            )
-        )
-
+GREEN = "#009E73"
 
 # %% [markdown]
 # ## 1. First reading: who is similar to whom
@@ -110,8 +70,8 @@ for i in range(4):
 
 alignment = (similarity / math.sqrt(32)).softmax(-1)
 figure, (left, right) = plt.subplots(1, 2, figsize=(12, 3.2))
-draw_table(left, similarity, "similarities: every row with every row", ENGLISH, GERMAN, limit=40, digits=0)
-draw_table(right, alignment, "each row shared out by a softmax: an alignment", ENGLISH, GERMAN, digits=2)
+draw_table(left, similarity, ENGLISH, GERMAN, "similarities: every row with every row", limit=40, digits=0)
+draw_table(right, alignment, ENGLISH, GERMAN, "after a softmax of each row: an alignment")
 plt.show()
 assert [GERMAN[column] for column in alignment.argmax(1).tolist()] == ["das", "lama", "keine", "worte"]
 
@@ -146,9 +106,13 @@ for src, dst in graph.edge_index.T.tolist():
 assert torch.equal(received, A @ B)  # update: the sum itself
 
 figure, axes = plt.subplots(1, 3, figsize=(12, 2.9), width_ratios=[4, 3, 3])
-draw_table(axes[0], A.masked_fill(A == 0, math.nan), "A: a row for each receiver (row 2 framed)", lit=(2, 0, 1, 4))
-draw_table(axes[1], B, "B: the states")
-draw_table(axes[2], received, "A @ B: what each node has received", lit=(2, 0, 1, 3))
+draw_table(axes[0], A, range(4), range(4), "A: a row for each receiver", digits=1, mask=A != 0)
+draw_table(axes[1], B, range(4), range(3), "B: the states", digits=1)
+draw_table(axes[2], received, range(4), range(3), "A @ B: what each node receives", digits=1)
+for ax in (axes[0], axes[2]):  # node 2
+    ax.add_patch(
+        plt.Rectangle((-0.5, 1.5), len(ax.get_xticks()), 1, fill=False, edgecolor=RED, linewidth=2.5)
+    )
 plt.show()
 
 weights = A[graph.edge_index[1], graph.edge_index[0]]
@@ -471,8 +435,14 @@ for graph in (tree, ga.patterns.causal(n), ga.patterns.full(n)):
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/06_matrix_multiplication_is_message_passing.py).
 #
-# **1. Count the paths.** If $A$ holds only ones and zeros, $(A A)_{ij}$ counts the paths of two edges from $j$ to $i$. In the
+# **1. Count the paths** (easy, 3 minutes). If $A$ holds only ones and zeros, $(A A)_{ij}$ counts the paths of two edges from $j$ to $i$. In the
 # causal graph of 5 tokens (self loops included), how many paths of *three* edges lead from token 0 to token 4?
+#
+# <details><summary>Hint</summary>
+#
+# Raise the matrix to the third power, or choose the two tokens in between, with repetition.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number
@@ -485,7 +455,13 @@ assert answer == (ones @ ones @ ones)[4, 0], "not this number of paths; print th
 print("right:", answer, "paths")
 
 # %% [markdown]
-# **2. Do nothing.** Over which graph of 6 tokens is attention's mixed message $A V$ exactly $V$, whatever the queries and keys?
+# **2. Do nothing** (easy, 2 minutes). Over which graph of 6 tokens is attention's mixed message $A V$ exactly $V$, whatever the queries and keys?
+#
+# <details><summary>Hint</summary>
+#
+# The weights of a receiver add up to 1, also if it has a single in-edge.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
@@ -499,8 +475,14 @@ for seed in range(3):
 print("right:", answer.name)
 
 # %% [markdown]
-# **3. Load a layer of another library.** It stores `C_Q`, `C_K`, `C_V` for columns, $q = C_Q x$. Which `W_Q` gives the same
+# **3. Load a layer of another library** (medium, 5 minutes, code). It stores `C_Q`, `C_K`, `C_V` for columns, $q = C_Q x$. Which `W_Q` gives the same
 # queries as `x @ W_Q`, for states in rows? Give all three.
+#
+# <details><summary>Hint</summary>
+#
+# Transpose $q = C_Q x$.
+#
+# </details>
 
 # %% tags=["exercise"]
 C_Q, C_K, C_V = torch.randn(3, 4, 16).unbind(0)
@@ -513,6 +495,29 @@ for ours, theirs in zip(answer, (C_Q, C_K, C_V), strict=True):
     assert ours.shape == (16, 4), "the shape differs"
     assert torch.allclose(states @ ours, torch.stack([theirs @ x for x in states])), "the queries differ"
 print("right")
+
+# %% [markdown]
+# **4. A product without a product** (medium, 10 minutes, code). Write `answer(edge_index, weights, B)`: the product $A B$ from the edges
+# and their weights, without building $A$.
+#
+# <details><summary>Hint</summary>
+#
+# Gather the row of $B$ at the sender of each edge, multiply it by the weight, and add it to the row of the receiver with `index_add`.
+#
+# </details>
+
+# %% tags=["exercise"]
+answer = None  # your turn: a function of edge_index [2, edges], weights [edges] and B [nodes, width]
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+asymmetric = torch.rand(6, 6).tril(-1)
+pairs = asymmetric.nonzero().T.flip(0)  # row 0 holds the senders
+states = torch.randn(6, 3)
+product = answer(pairs, asymmetric[pairs[1], pairs[0]], states)
+assert torch.allclose(product, asymmetric @ states), "are senders and receivers the right way round?"
+print("right: message passing is a matrix product")
 
 # %% [markdown]
 # ## Sources

@@ -415,7 +415,7 @@ assert max(median[name, 64][1] for name in ("thin factors", "merged squares")) <
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/09_why_thin_factors.py).
 #
-# **1. When would merging be free?** At a width of 4,096, for which head size does the message cost as many multiplications
+# **1. When would merging be free?** (easy, 5 minutes) At a width of 4,096, for which head size does the message cost as many multiplications
 # through the two thin matrices as through the merged one?
 #
 # <details><summary>Hint</summary>
@@ -436,7 +436,7 @@ assert 2 * 4096 * answer == 4096 * 4096, (
 print("right: a head of", answer, "numbers")
 
 # %% [markdown]
-# **2. As thin as can be.** What is the smallest head size with which the model of section 3, cut down to `thinner` heads, has a loss
+# **2. As thin as can be** (medium, 5 minutes). What is the smallest head size with which the model of section 3, cut down to `thinner` heads, has a loss
 # of less than 0.1 above that of the whole model?
 #
 # <details><summary>Hint</summary>
@@ -461,7 +461,7 @@ print(
 )
 
 # %% [markdown]
-# **3. How long may a text be?** A layer of the size of Llama 3 8B keeps, in the standard form, a key and a value of 128 numbers
+# **3. How long may a text be?** (easy, 5 minutes) A layer of the size of Llama 3 8B keeps, in the standard form, a key and a value of 128 numbers
 # for each of 8 shared sets, and there are 32 layers. How many tokens fit into 8 GiB, at two bytes for a number?
 #
 # <details><summary>Hint</summary>

@@ -8,7 +8,7 @@
 answer = (NOT, OUTPUT)
 
 # %% [markdown]
-# **2. Hearsay.**
+# **2. Two hops.**
 
 # %%
 near = ga.patterns.window(5, 2)

@@ -20,3 +20,15 @@ answer = ga.patterns.self_loops(6)
 
 # %%
 answer = (C_Q.T, C_K.T, C_V.T)
+
+# %% [markdown]
+# **4. A product without a product.**
+
+
+# %%
+def product(edge_index, weights, B):
+    src, dst = edge_index
+    return torch.zeros_like(B).index_add(0, dst, weights[:, None] * B[src])
+
+
+answer = product
