@@ -367,7 +367,7 @@ def _check_graph(name: str, graph: TokenGraph, limit: int) -> None:
 
 def _describe_edges(graph: TokenGraph) -> str:
     density = graph.num_edges / max(graph.num_dst * graph.num_src, 1)
-    return f"{graph.num_edges:,} edges, {100 * density:.3g} % of all pairs"
+    return f"{graph.num_edges:,} edge{'s' * (graph.num_edges != 1)}, {100 * density:.3g} % of all pairs"
 
 
 def _stack_layers(function: str, graphs: TokenGraph | Sequence[TokenGraph], depth: int) -> list[TokenGraph]:

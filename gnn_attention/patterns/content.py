@@ -111,7 +111,7 @@ def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True,
         raise ValueError(f"num_buckets must be even, for the two ends of each direction, got {num_buckets}")
     generator = torch.Generator(device="cpu").manual_seed(seed)
     shape = (values.shape[1], values.shape[-1], rounds, num_buckets // 2)
-    directions = torch.randn(shape, generator=generator, device="cpu")
+    directions = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
     products = torch.einsum("bhnd,hdrk->bhrnk", values.float(), directions)
     buckets = _data.drop_axes(torch.cat([products, -products], dim=-1).argmax(dim=-1), sizes)
     return TokenGraph.from_rule(shared_bucket(buckets, causal).rule, values.shape[2], **sizes)

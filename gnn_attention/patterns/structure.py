@@ -155,7 +155,7 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
         frontier, depth = torch.arange(n, device="cpu") == roots[:, None], 0
         while frontier.any():
             distances[frontier] = depth
-            arrivals = torch.zeros(len(roots), n, device="cpu")
+            arrivals = torch.zeros(len(roots), n, dtype=torch.float32, device="cpu")
             arrivals.index_add_(1, edges[1], frontier[:, edges[0]].float())
             frontier, depth = (arrivals > 0) & (distances < 0), depth + 1
         is_root = (src >= start) & (src < start + roots_per_chunk)

@@ -74,6 +74,16 @@ class TestKin:
         monkeypatch.setattr(structure, "ENTRIES_PER_CHUNK", 1)
         assert torch.equal(structure.shortest_paths(patterns.full(11), graph), distances)
 
+    def test_any_default_dtype(self):
+        graph, x = convert.from_networkx(random_digraph(2)), torch.arange(24.0).view(12, 2).sin()
+        distances, buckets = structure.shortest_paths(graph, graph), patterns.lsh(x, 4)
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert torch.equal(structure.shortest_paths(graph, graph), distances)
+            assert patterns.lsh(x.double(), 4) == buckets
+        finally:
+            torch.set_default_dtype(torch.float32)
+
 
 class TestNetworkx:
     @each_seed
