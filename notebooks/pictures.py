@@ -116,3 +116,40 @@ def write_numbers(ax, table, least, dark):
         value = float(table[row, column])
         colour = "white" if value > dark else "black"
         ax.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=9)
+
+
+def draw_mask(ax, graph, title):
+    """The mask of a graph without numbers: a row for each receiver, a column for each sender."""
+    draw_table(
+        ax, graph.mask(), range(graph.num_dst), range(graph.num_src), title, mask=graph.mask(), digits=None
+    )
+    ax.set_xticks(range(graph.num_src), range(graph.num_src), rotation=0, ha="center")
+    ax.set(xlabel="src (sender)", ylabel="dst (receiver)")
+
+
+def draw_ring(graph, ax):
+    """An undirected graph with its tokens on a circle, clockwise from the top: each line is two edges, a loop one."""
+    angle = math.pi / 2 - 2 * math.pi * torch.arange(graph.num_dst) / graph.num_dst
+    x, y = angle.cos(), angle.sin()
+    for src, dst in graph.edge_index.T.tolist():
+        ax.plot([x[src], x[dst]], [y[src], y[dst]], color=BLUE, linewidth=1.5, zorder=1)
+        if src == dst:
+            ax.add_patch(plt.Circle((1.1 * x[src], 1.1 * y[src]), 0.1, fill=False, color=BLUE, linewidth=1.5))
+    ax.scatter(x, y, s=60, color="white", edgecolor="black", zorder=2)
+    for token in range(graph.num_dst):
+        ax.text(1.35 * x[token], 1.35 * y[token], token, ha="center", va="center")
+    ax.set(aspect="equal", xlim=(-1.5, 1.5), ylim=(-1.5, 1.5))
+    ax.set_axis_off()
+
+
+def draw_pairs(graphs, draw_links, titles, links_height=1.0):
+    """A column for each graph: its mask above, and below it the same graph, drawn by ``draw_links(graph, ax)``."""
+    size = (4.1 * len(graphs), 3.6 + 3.2 * links_height)
+    figure, axes = plt.subplots(2, len(graphs), figsize=size, height_ratios=[1, links_height])
+    for graph, title, (top, bottom) in zip(graphs, titles, axes.T, strict=True):
+        draw_mask(top, graph, title)
+        draw_links(graph, bottom)
+        bottom.set_title("", loc="left")
+        if bottom.get_legend():
+            bottom.get_legend().remove()
+    return figure
