@@ -13,16 +13,16 @@
 # %% [markdown]
 # # Attention from primitives
 #
-# Many papers propose a new kind of attention. Most of them change one part: how two tokens are compared, how numbers become
-# weights, or what is added up. This chapter builds attention from three functions of a graph, each of which computes one of these parts.
-# Then it exchanges the parts one at a time, and finds out what each exchange changes.
+# Many papers propose a new kind of attention. Most of them change one part: how two tokens are compared, how the resulting numbers become
+# weights, or what is added up. This chapter builds attention from three functions of a graph, one for each of these parts, and then
+# replaces one part at a time. **What does each replacement change, and what does it cost?**
 #
-# You need [notebook 01](01_attention_is_message_passing.ipynb), and *logit*, *weight* and *value* from
-# [notebook 05](05_three_forms.ipynb). Every claim is checked by an `assert`.
+# **Before you start**: you need [notebook 01](01_attention_is_message_passing.ipynb), and *logit*, *weight* and *value* from
+# [notebook 05](05_three_forms.ipynb). Install with `pip install -e ".[notebooks]"`; nothing is downloaded. An `assert` checks every claim.
 #
 # **Afterwards you can** build a published kind of attention from three functions of a graph, and say what it costs.
 #
-# before: [The graph that a model draws for itself](24_the_graph_that_a_model_draws.ipynb) | [the book](README.md)
+# before: [24. The graph that a model draws for itself](24_the_graph_that_a_model_draws.ipynb) | [the book](README.md)
 
 # %%
 import math
@@ -44,9 +44,9 @@ plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "
 plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
 
 # %% [markdown]
-# The material is eight tokens. The state of a token is a point of the plane, so that it can be drawn. Queries, keys and values are the
-# states themselves, which saves three matrices. The graph is causal: each token attends to itself and to all tokens before it. The
-# tensors have the layout `[batch, heads, tokens, channels]` of the library, here with one sample and one head.
+# We use eight tokens. The state of a token is a point of the plane, so we can draw it. Queries, keys and values are the
+# states themselves, so no matrices are needed. The graph is causal: each token attends to itself and to all tokens before it. The
+# tensors have the library's layout `[batch, heads, tokens, channels]`, here with one sample and one head.
 
 # %%
 NAMES = list("ABCDEFGH")
@@ -97,11 +97,13 @@ for ax in (left, right):
 plt.show()
 
 # %% [markdown]
-# The three functions are different in kind. The first looks at the two ends of an edge, and at nothing
-# else. The second looks at all in-edges of a receiver, and at no token. The third is linear in the values. Whatever fits one of these
-# descriptions can take the place of one function, and the other two need not know it.
+# The left table holds the output of the first function and the right table that of the second. In the right one, every row sums to one.
 #
-# The derivatives are functions of the same kind, so a model of exchanged parts can be trained. The gradient of `gather_products` with
+# The three functions see different things. The first sees the two ends of one edge. The second sees the numbers of all in-edges of a
+# receiver, and no token. The third is linear in the values. Any function that fits one of these descriptions can replace the one
+# above, and the other two stay as they are.
+#
+# The derivatives are functions of the same kind, so a model with replaced parts can be trained. The gradient of `gather_products` with
 # respect to q is an `aggregate`. The gradient of `aggregate` with respect to w is a `gather_products`:
 
 # %%
@@ -115,13 +117,13 @@ print("dq is a sum over in-edges, dk is a sum over out-edges")
 # %% [markdown]
 # ## 2. Another logit
 #
-# The product $q \cdot k$ is one way to compare two points. It grows with the length of both. D is the longest point and lies in the
-# direction of H, so H attends most to D, although other points are nearer. A second way is the distance:
+# The product $q \cdot k$ compares two points, and it grows with the length of both. D is the point farthest from the origin and lies in the
+# direction of H, so H attends most to D, although other points are nearer. The distance is another comparison:
 #
 # $$s_e = - \gamma \, |q - k|^2 = 2 \gamma \, q \cdot k - \gamma \, k \cdot k - \gamma \, q \cdot q$$
 #
-# The last term is the same for all in-edges of a receiver, so the softmax does not change without it. What is left is a product again, of
-# rows with one channel more: $(2q, 1) \cdot (k, -k \cdot k)$. Such rewriting is the first thing to try for a new logit, because a product
+# The last term is the same for all in-edges of a receiver, so the softmax is the same without it. The rest is again a product of
+# rows, with one more channel: $(2q, 1) \cdot (k, -k \cdot k)$. For a new logit, try to rewrite it in this form first, because a product
 # of rows has the fastest code.
 
 
@@ -152,8 +154,8 @@ assert favourites(product_logits(x, x, graph), graph)[7] == NAMES.index("D")
 assert torch.equal(favourites(distance_logits(x, x, graph), graph), torch.arange(8))
 
 # %% [markdown]
-# Each point is nearest to itself, so each token attends most to itself. The paper on graph attention networks (GAT, 2017) compares in a
-# third way. It adds a number of the receiver and a number of the sender, and applies a LeakyReLU to the sum:
+# Each point is nearest to itself, so each token attends most to itself. The paper on graph attention networks (GAT, 2017) has a third
+# comparison. It adds a number of the receiver and a number of the sender, and applies a LeakyReLU to the sum:
 #
 # $$s_e = \text{LeakyReLU}(a \cdot q_{\mathit{dst}} + b \cdot k_{\mathit{src}})$$
 #
@@ -191,11 +193,11 @@ print("GAT: one favourite for all, with 100 random a and b;  GATv2: each token p
 
 # %% [markdown]
 # Here GATv2 computes a distance: LeakyReLU($z$) + LeakyReLU($-z$) is $0.8 |z|$, so $-1$ times the sum of the four channels is $-0.8$ times the sum
-# of the absolute differences. The code shows the cost: the function computes a row of channels for each edge before it multiplies. No
-# product of two rows of tokens gives this number, so GATv2 needs as many rows as the graph has edges. The other three logits need as many
-# rows as there are tokens.
+# of the absolute differences. The code shows the cost: the function computes a row of channels for each edge before it multiplies.
+# The LeakyReLU stands between the sum of the rows and the product, so GATv2 computes as many rows as the graph has edges. The other
+# three logits need one row for each token.
 #
-# The picture shows the four logits of the receiver H, as functions of the point of a sender. Along a line, the logit is constant.
+# The picture shows the four logits of the receiver H (red) as functions of the position of a sender. Along each grey line the logit is constant.
 
 # %%
 grid = torch.stack(
@@ -231,18 +233,22 @@ for ax, (name, field) in zip(axes, fields.items(), strict=True):
 plt.show()
 
 # %% [markdown]
+# The lines of the product are straight and perpendicular to the direction of H, so a sender far out in this direction always has a
+# larger logit. The lines of the distance are circles around H. The lines of GAT are straight, too, but they are perpendicular to
+# the parameter $b$, for every receiver. The lines of GATv2 with these parameters are squares around H.
+#
 # ## 3. Another normaliser
 #
-# The normaliser makes weights of the logits of one receiver. We take one receiver with four senders, so four edges, and change the logit
-# of the last one. How do the other weights change?
+# The normaliser turns the logits of the in-edges of a receiver into weights. We take one receiver with four senders, so four edges, and change
+# the logit of the last one. How do the other weights change?
 #
 # * **softmax**: $e^{s_e}$ divided by the sum. All weights are positive and their sum is 1.
 # * **sparsemax**: $\max(s_e - t, 0)$ with the $t$ for which the sum is 1. Small logits get the weight 0.
 # * **sigmoid**: $1 / (1 + e^{-s_e})$. Each weight depends on its own logit alone.
-# * **stick-breaking**: the last sender takes the share $\sigma(s_e)$ of 1, the one before it takes the share $\sigma(s_f)$ of the rest, and so on.
+# * **stick-breaking**: the last sender takes the share $\sigma(s_e)$ of 1, the sender before it takes the share $\sigma(s_f)$ of the rest, and so on.
 #
-# Stick-breaking needs a sum along the in-edges of a receiver, from an edge to the last one, which is the primitive `cumsum`. With
-# $\log (1 - \sigma(s)) = -\text{softplus}(s)$, a product of rests becomes such a sum.
+# Stick-breaking needs a running sum over the in-edges of a receiver, from an edge to the last one. This is the primitive `cumsum`. Since
+# $\log (1 - \sigma(s)) = -\text{softplus}(s)$, the product of the remaining shares becomes such a sum.
 
 
 # %%
@@ -260,7 +266,7 @@ for share in reversed(s.flatten().sigmoid().tolist()):
     by_hand.insert(0, share * rest)
     rest = rest * (1 - share)
 assert torch.allclose(stick_breaking(s, four).flatten(), torch.tensor(by_hand), rtol=0, atol=1e-12)
-print(f"stick-breaking: {[round(share, 2) for share in by_hand]}, and {rest:.2f} is given to nobody")
+print(f"stick-breaking: {[round(share, 2) for share in by_hand]}, and {rest:.2f} goes to no sender")
 
 # %%
 last = torch.linspace(-3, 5, 161)
@@ -281,30 +287,32 @@ axes[0].set(ylabel="weight")
 plt.show()
 
 others = {name: lines[:, :3] for name, lines in normalised.items()}
-assert (others["softmax"].diff(dim=0) < 0).all()  # the others always lose
-assert (others["sparsemax"][-1] == 0).all()  # and lose everything here
-assert (others["sigmoid"] == others["sigmoid"][0]).all()  # the others do not notice
+assert (others["softmax"].diff(dim=0) < 0).all()  # the other weights always fall
+assert (others["sparsemax"][-1] == 0).all()  # and here they fall to zero
+assert (others["sigmoid"] == others["sigmoid"][0]).all()  # the other weights do not change
 assert (normalised["stick-breaking"].sum(1) < 1).all()
-s[:, 0, 0] += 1.0  # and the first logit: in stick-breaking no later sender notices
+s[:, 0, 0] += 1.0  # now the first logit: in stick-breaking the weights of later senders do not change
 assert torch.allclose(
     stick_breaking(s, four)[:, 0, 1:], normalised["stick-breaking"][:, 1:], rtol=0, atol=1e-12
 )
 
 # %% [markdown]
-# With softmax and sparsemax the senders compete: one can gain only what others lose. With a sigmoid they do not, and the sum can be small or
-# large: a receiver can take nothing from anybody. Stick-breaking lies between. Its sum is at most 1, and a sender takes from those **before** it
-# only, so the order of the tokens enters without any positions. The function `normalise` also takes a function of your own.
+# The weight of sender 3 is the solid red line, and it rises in all four plots. With softmax and sparsemax the senders compete: one can gain only
+# what the others lose, and the grey sum stays at 1. With sigmoid they do not compete. The blue lines are flat, and the sum can be small or
+# large, so a receiver can even give almost no weight to any sender. Stick-breaking lies in between. Its sum is less than 1, and a sender
+# takes weight only from the senders **before** it, so the order of the tokens matters although there are no positions. The function
+# `normalise` also accepts a function of your own.
 #
 # ## 4. Other messages
 #
-# The third part adds up values. One exchange is to let the message of an edge depend on the edge. Give each edge features $a_e$ and let
-# its message be $v_{\mathit{src}} + a_e W$. A row for each edge is not needed, because the sum can be split:
+# The third part adds up values. The first replacement makes the message depend on the edge. Give each edge features $a_e$, and let
+# its message be $v_{\mathit{src}} + a_e W$. This needs no row for each edge, because the sum can be split:
 #
 # $$\sum_{e} w_e (v_{\mathit{src}} + a_e W) = \sum_{e} w_e v_{\mathit{src}} + \Big( \sum_{e} w_e a_e \Big) W$$
 #
-# An example of what this is good for: how far back is the last token that is equal to mine? The tokens are letters now, a key is the one-hot
+# What is this good for? Let each token compute how far back the last equal token is. The tokens are letters now, a key is the one-hot
 # row of its letter, and the feature of an edge is one number, the distance from sender to receiver. No value of a sender can contain this number,
-# because the sender has another distance to each of its receivers.
+# because the sender has a different distance to each of its receivers.
 
 # %%
 letters = list("abcabdca")
@@ -316,7 +324,7 @@ distance = (before.edge_index[1] - before.edge_index[0]).double()[:, None]  # [E
 back = ga.attend(
     one_hot,
     one_hot,
-    torch.zeros(1, 1, 8, 1),  # the values: a sender says nothing
+    torch.zeros(1, 1, 8, 1),  # the values are zero: only the edges contribute
     before,
     scale=60.0,
     bias=-6.0 * distance[:, 0],  # prefer the latest
@@ -330,13 +338,13 @@ for token, letter in enumerate(letters):
     assert not seen or abs(back[0, 0, token, 0] - expected[token]) < 1e-6
 
 # %% [markdown]
-# A second exchange is to add up more than once. With the same weights, the result of one round is the value of the next:
+# The second replacement adds up more than once. With the same weights, the result of one round is the value of the next:
 #
 # $$z \leftarrow (1 - \alpha) \sum_{e \to \mathit{dst}} w_e z_{\mathit{src}} + \alpha v$$
 #
-# This is the personalised PageRank of Klicpera et al. (2018), with weights of attention. Each round reaches one edge further, and costs one
-# `aggregate`, since the weights stay. Along a window of three tokens, the picture shows how much of the value of A is in each
-# token after each round.
+# This is the personalised PageRank of Klicpera et al. (2018), with attention weights. Each round reaches one edge further. It costs one
+# `aggregate`, because the weights stay the same. The graph is a window of three tokens. The picture shows how much of the value of A each
+# token has after each round.
 
 # %%
 near = patterns.window(8, 3)
@@ -359,11 +367,12 @@ plt.show()
 assert [int((row > 0).sum()) for row in shown[:5]] == [1, 3, 5, 7, 8]
 
 # %% [markdown]
-# After $r$ rounds the value has crossed $r$ edges, each of which spans at most two tokens: [chapter 11](11_how_many_layers.ipynb) counts such
-# steps. The limit exists, because the weights of a receiver have the sum 1, so each round multiplies the largest difference by at most
-# $1 - \alpha$. The limit is the solution of a linear system. The code computes it from a matrix of all pairs; the rounds need no such matrix.
+# Read the table from top to bottom. After $r$ rounds the value has crossed $r$ edges, each of which spans at most two tokens, so the coloured
+# part of a row grows by two tokens a round. [Notebook 11](11_how_many_layers.ipynb) counts such steps. The rounds converge, because
+# the weights of a receiver sum to one, so each round multiplies the largest difference by at most $1 - \alpha$. The limit is the solution of
+# a linear system. The code computes it from a matrix of all pairs, to check the rounds, which need no such matrix.
 #
-# ## 5. What each part may look at
+# ## 5. What each part sees, and what it costs
 #
 # | kind of attention | logit | normaliser | what is added up | path |
 # |---|---|---|---|---|
@@ -376,17 +385,24 @@ assert [int((row > 0).sum()) for row in shown[:5]] == [1, 3, 5, 7, 8]
 # | edge features | product + product with the edge | softmax | values + features | `attend(edge_attr=...)` |
 # | PageRank | product | softmax | results of the last round | `edge_ops` |
 #
-# The column on the right follows from the others. If tokens act on an edge only by products of rows, a layer needs a few numbers for each edge.
-# A nonlinearity between the rows and the product needs a row for each edge. The
-# [guide](../docs/guide/primitives.md) has seventeen kinds, with their papers and measured costs.
+# **The answer** to the question at the top is in this table. Another logit changes which sender has the largest weight. Another normaliser changes
+# whether senders compete. Another message brings in features of edges or tokens further away. The column on the right gives the cost. If tokens enter a
+# logit only through products of rows, a layer needs a few numbers for each edge. If a nonlinearity stands between the rows and the product,
+# it needs a row for each edge. The [guide](../docs/guide/primitives.md) has seventeen kinds of attention, with their papers and measured costs.
 #
 # ## 6. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/25_attention_from_primitives.py).
 #
-# **1. The angle alone.** Write a logit that depends on the angle between the two points and not on their lengths:
+# **1. The angle alone** (5 minutes, easy, code). Write a logit that depends on the angle between the two points and not on their lengths:
 # $5 \cos(q_{\mathit{dst}}, k_{\mathit{src}})$, as a function of q, k and a graph.
+#
+# <details><summary>Hint</summary>
+#
+# The cosine is the product of two rows of length 1.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a function of (q, k, graph) that returns logits
@@ -400,9 +416,15 @@ assert torch.allclose(answer(x, 3 * x, graph), 5 * cosines), "the length of a ke
 print("right: the lengths can be divided away at the tokens, before any edge is visited")
 
 # %% [markdown]
-# **2. Nobody.** The softmax cannot give nothing. Add 1 to its denominator, $w_e = e^{s_e} / (1 + \sum e^{s})$, and it can: if all
-# logits are very small, all weights are. Write this attention as a function of logits, values and a graph. Hint: `edge_ops.logsumexp`
-# returns $\text{lse} = \log \sum e^s$ for each receiver, and $\sum e^s / (1 + \sum e^s)$ is a function of lse alone.
+# **2. No sender at all** (10 minutes, medium, code). The weights of a softmax always sum to one. Add 1 to its denominator,
+# $w_e = e^{s_e} / (1 + \sum e^{s})$, and they need not: if all logits are very small, so are all weights. Write this attention as a function
+# of logits, values and a graph.
+#
+# <details><summary>Hint</summary>
+#
+# `edge_ops.logsumexp` returns $\text{lse} = \log \sum e^s$ for each receiver, and $\sum e^s / (1 + \sum e^s)$ is a function of lse alone.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a function of (logits, v, graph) that returns rows of tokens
@@ -419,8 +441,14 @@ assert torch.allclose(silent, torch.zeros_like(silent)), "with very small logits
 print("right: it is softmax attention, times the sigmoid of lse")
 
 # %% [markdown]
-# **3. How many rounds?** Along a window of 5 tokens, itself included, how many rounds does the value of the first of 100 tokens need to
-# reach the last one?
+# **3. How many rounds?** (3 minutes, easy). Along a window of 5 tokens, including the receiver itself, how many rounds does the value of the
+# first of 100 tokens need to reach the last one?
+#
+# <details><summary>Hint</summary>
+#
+# How many tokens does the longest edge span? How far is it from the first token to the last?
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number
@@ -438,9 +466,15 @@ assert answer == rounds, "one round crosses one edge: how many tokens does an ed
 print("right:", rounds)
 
 # %% [markdown]
-# **4. Forget.** The forgetting transformer (Lin et al. 2025) multiplies $e^{s_e}$ by a gate $f$ between 0 and 1 of each token that
-# lies after the sender, up to the receiver. Let every gate be 1/2. What must be added to the logit of an edge? Give a function of `graph`
-# that returns a number for each edge, `[E]`.
+# **4. Forget** (5 minutes, medium, code). In the forgetting transformer (Lin et al. 2025), each token has a gate $f$ between 0 and 1. It
+# multiplies $e^{s_e}$ by the gates of all tokens after the sender, up to the receiver. Let every gate be 1/2. What must be added to the
+# logit of an edge? Write a function of `graph` that returns a number for each edge, `[E]`.
+#
+# <details><summary>Hint</summary>
+#
+# The gates are multiplied in $e^{s_e}$, so their logarithms are added to $s_e$. How many of them are there for an edge?
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a function of graph that returns [E]
@@ -473,4 +507,4 @@ print("right: the last token has the weights", [round(w, 3) for w in table[7].to
 
 # %% [markdown]
 # ---
-# before: [The graph that a model draws for itself](24_the_graph_that_a_model_draws.ipynb) | [the book](README.md)
+# before: [24. The graph that a model draws for itself](24_the_graph_that_a_model_draws.ipynb) | [the book](README.md)

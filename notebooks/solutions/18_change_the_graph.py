@@ -11,11 +11,11 @@ answer = src
 # **2. A whole head.**
 
 # %%
-# where nothing is left to share the weight, a cut head is as silent as a muted one
+# No in-edge is left to take the weight, so the head adds nothing in both cases.
 answer = "neither"
 
 # %% [markdown]
-# **3. A bargain.**
+# **3. A cheap graph.**
 
 # %%
 answer = ga.patterns.window(n, 3) | ga.patterns.global_tokens(n, [src])

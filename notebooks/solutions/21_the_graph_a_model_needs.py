@@ -18,3 +18,15 @@ answer = min(point["share"] for point in record["points"] if point["loss"] <= 1.
 
 # %%
 answer = 0.2 * (2.3 - 6) / 0.8
+
+# %% [markdown]
+# **4. Attribution in three lines.** The change of the output is a vector for each edge; its dot product with the gradient is a number.
+
+
+# %%
+def estimate_cuts(w, v, g):
+    o = w @ v
+    return w * ((o - v) @ g) / (1 - w)
+
+
+answer = estimate_cuts

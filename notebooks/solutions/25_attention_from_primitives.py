@@ -14,7 +14,7 @@ def angle_logits(q, k, graph):
 answer = angle_logits
 
 # %% [markdown]
-# **2. Nobody.**
+# **2. No sender at all.**
 
 
 # %%
