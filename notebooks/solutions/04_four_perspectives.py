@@ -15,9 +15,23 @@ answer = (longest.layer, longest.name)
 answer = "mixed incoming message"
 
 # %% [markdown]
-# **3. If it could hear the future.**
+# **3. Attending to the future.**
 
 # %%
 absent = call.overlap()[0, head].masked_fill(call.graph.mask(), -math.inf)
 dst, src = divmod(int(absent.argmax()), n)
 answer = (src, dst)
+
+# %% [markdown]
+# **4. Routing, written.**
+
+
+# %%
+def route(src, dst):
+    moved = torch.zeros(heads.width, dtype=torch.float64)
+    for h in range(heads.num_heads):
+        moved += shares[h, dst, src] * (x[src] @ heads.W_V[h]) @ heads.W_O[h]
+    return moved
+
+
+answer = route
