@@ -46,6 +46,9 @@ def typeset(text):
 class Picture:
     """The elements of an illustration, in the order in which they are drawn."""
 
+    # The width of the drawing, its scale in the file, its class, and the style sheet of the class.
+    page, zoom, look, style = PAGE, 1, "pm", STYLE
+
     def __init__(self, name, title, description):
         self.name, self.title, self.description, self.parts = name, title, description, []
         self.text(LEFT, 32, title, "pm-bold")
@@ -133,13 +136,13 @@ class Picture:
 
     def svg(self):
         """Return the text of the file."""
-        size = f'viewBox="0 0 {PAGE} {self.height:g}" width="{PAGE}" height="{self.height:g}"'
+        size = f'viewBox="0 0 {self.page} {self.height:g}" width="{self.zoom * self.page:g}" height="{self.zoom * self.height:g}"'
         parts = "\n".join(self.parts)
-        return f"""<svg xmlns="http://www.w3.org/2000/svg" class="pm" {size} role="img" aria-labelledby="{self.name}-title">
+        return f"""<svg xmlns="http://www.w3.org/2000/svg" class="{self.look}" {size} role="img" aria-labelledby="{self.name}-title">
 <title id="{self.name}-title">{escape(self.title)}</title>
 <desc>{escape(self.description)}</desc>
-<style>{STYLE}</style>
-<rect class="pm-paper" x="0.5" y="0.5" width="{PAGE - 1}" height="{self.height - 1:g}" rx="10"/>
+<style>{self.style}</style>
+<rect class="pm-paper" x="0.5" y="0.5" width="{self.page - 1}" height="{self.height - 1:g}" rx="10"/>
 {parts}
 </svg>
 """
