@@ -1,4 +1,6 @@
-"""Write the aim and the links to the neighbouring chapters into every notebook, from the list in notebooks/README.md.
+"""Write the aim and the links to the neighbouring chapters into every notebook, from the tables in notebooks/README.md.
+
+It also writes into these tables how many minutes a chapter takes to read.
 
 python .ci/book.py           # write the sources, and update the .ipynb files without running them
 python .ci/book.py --check   # write nothing; exit code 1 if a file would change
@@ -15,7 +17,9 @@ import jupytext
 import nbformat
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
-LINE = re.compile(r"^\d+\. \[(.+?)\]\((\d.+?)\.ipynb\): (.+)\.$", re.MULTILINE)
+PAGE = NOTEBOOKS / "README.md"
+ROW = re.compile(r"^\| (\d\d) \| \[(.+?)\]\((\1_\w+)\.ipynb\) \| \d* \| (.+) \|$", re.MULTILINE)
+EXERCISES = re.compile(r"^# ## (?:\d+\. )?Exercises$", re.MULTILINE)
 AIM, FOOT = "# **Afterwards you can** ", "# %% [markdown]\n# ---\n# "
 OLD_AIM = re.compile(r"\n#\n# \*\*Afterwards you can\*\* .*?(?=\n\n)", re.DOTALL)
 OLD_FOOT = re.compile(r"\n# %% \[markdown\]\n# ---\n# .*\n?\Z")
@@ -24,23 +28,36 @@ OLD_FOOT = re.compile(r"\n# %% \[markdown\]\n# ---\n# .*\n?\Z")
 class Chapter(NamedTuple):
     """A notebook of the book."""
 
+    number: str
     title: str
     name: str
     aim: str
 
+    def link(self) -> str:
+        """Return a link with the number and the title."""
+        return f"[{self.number}. {self.title}]({self.name}.ipynb)"
+
+
+def minutes(name: str) -> int:
+    """Return the time to read a chapter without its exercises, at 200 words or 25 lines of code a minute."""
+    text = EXERCISES.split((NOTEBOOKS / f"{name}.py").read_text(encoding="utf-8"))[0]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("# %%")]
+    words = [word for line in lines if line.startswith("#") for word in line[1:].split()]
+    return round(len(words) / 200 + sum(not line.startswith("#") for line in lines) / 25)
+
 
 def chapters() -> list[Chapter]:
     """Return the notebooks in the order of reading."""
-    return [Chapter(*match) for match in LINE.findall((NOTEBOOKS / "README.md").read_text(encoding="utf-8"))]
+    return [Chapter(*match) for match in ROW.findall(PAGE.read_text(encoding="utf-8"))]
 
 
 def links(book: list[Chapter], index: int) -> str:
     """Return the links to the chapter before, to the book and to the next chapter."""
     parts = ["[the book](README.md)"]
     if index:
-        parts.insert(0, f"before: [{book[index - 1].title}]({book[index - 1].name}.ipynb)")
+        parts.insert(0, f"before: {book[index - 1].link()}")
     if index + 1 < len(book):
-        parts.append(f"next: [{book[index + 1].title}]({book[index + 1].name}.ipynb)")
+        parts.append(f"next: {book[index + 1].link()}")
     return " | ".join(parts)
 
 
@@ -93,6 +110,10 @@ def main() -> int:
     missing = {path.stem for path in NOTEBOOKS.glob("[0-9]*.py")} ^ {chapter.name for chapter in book}
     if missing:
         raise SystemExit(f"notebooks/README.md must list every notebook once: {', '.join(sorted(missing))}")
+    page = PAGE.read_text(encoding="utf-8")
+    new_page = ROW.sub(lambda x: f"| {x[1]} | [{x[2]}]({x[3]}.ipynb) | {minutes(x[3])} | {x[4]} |", page)
+    if not check and new_page != page:
+        PAGE.write_text(new_page, encoding="utf-8")
     for index, chapter in enumerate(book):
         path = NOTEBOOKS / f"{chapter.name}.py"
         old = path.read_text(encoding="utf-8")
@@ -106,8 +127,8 @@ def main() -> int:
             update_notebook(NOTEBOOKS / f"{name}.py")
         except ValueError as error:
             print(f"{error}: run python tests/test_notebooks.py {name}", file=sys.stderr)
-    print("\n".join(changed))
-    return int(check and bool(changed))
+    print("\n".join(changed + ["README"] * (new_page != page)))
+    return int(check and bool(changed or new_page != page))
 
 
 if __name__ == "__main__":

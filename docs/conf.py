@@ -14,8 +14,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import gnn_attention  # noqa: E402
 
 project = "gnn_attention"
-author = "The gnn_attention authors"
-copyright = author
+author = copyright = "The gnn_attention authors"
 release = version = gnn_attention.__version__
 
 extensions = [
@@ -34,7 +33,6 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 
 myst_enable_extensions = ["dollarmath", "attrs_block", "attrs_inline", "deflist"]
 myst_heading_anchors = 4
-myst_links_external_new_tab = False
 DESCRIPTION = "An attention mask is a graph: attention as torch_geometric message passing, verified equal to dense attention"
 myst_html_meta = {"description": DESCRIPTION}
 nb_execution_mode = "off"

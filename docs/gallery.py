@@ -69,7 +69,7 @@ def index() -> str:
     for entry in entries:
         families[entry.family].append(entry)
     parts = [
-        "# Zoo",
+        "# Zoo: masks from papers",
         f"{len(entries)} builders of graphs. Each page has a picture, the exact edges and the papers. In a picture, rows "
         "are receivers and columns are senders.",
     ]

@@ -17,16 +17,24 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import explorer, list_backends
-from gnn_attention.layer import glossary
-
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path.insert(0, str(ROOT))  # for tests.guarantees
+# The benchmarks and tests are not installed.
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import primitives  # noqa: E402
+from benchmarks.chosen_graphs import judge  # noqa: E402
+from benchmarks.gpu import table as gpu_table  # noqa: E402
+from gnn_attention import explorer, list_backends  # noqa: E402
+from gnn_attention.layer import glossary  # noqa: E402
+from tests.guarantees import gpu_record  # noqa: E402
+from tests.guarantees.registry import GUARANTEES  # noqa: E402
+
 RECORDS = ROOT / "tests" / "records"
 MADE = "<!-- Made by docs/make.py: change the code or the record, then run it. -->"
 Record = dict[str, Any]
@@ -89,16 +97,13 @@ def backends() -> str:
 
 def guarantees() -> str:
     """Return the page of guarantees, with thresholds and measurements, and of what is verified on a GPU."""
-    # The tests can be imported only after the checkout is on the path.
-    from tests.guarantees.registry import GUARANTEES
-
     path = max(RECORDS.glob("*-guarantees.json"))
     record = read(path)
     # A record may contain guarantees that no longer exist.
     entries = [entry for entry in record["guarantees"] if entry["name"] in GUARANTEES]
     rows = [[entry["name"], entry["promise"], entry["bar"], format_result(entry)] for entry in entries]
     return page(
-        "Guarantees",
+        "What is tested",
         "Each promise of the library has a threshold. The results were measured with "
         f"{versions(record['environment'])} "
         f"({link(path)}). `python -m tests.guarantees` in a checkout measures all promises in a quarter of an "
@@ -107,7 +112,7 @@ def guarantees() -> str:
         f"threads do not disturb each other ({link(ROOT / 'tests' / 'guarantees' / 'test_threads.py')}).",
         table(["", "promise", "threshold", "measured"], rows),
         "## On a GPU",
-        _gpus(),
+        gpu_record.markdown(),
     )
 
 
@@ -132,9 +137,6 @@ UNITS = {"seconds": (1e3, ""), "memory_mb": (1.0, ""), "roofline": (100.0, " %")
 
 def benchmarks() -> str:
     """Return the page of benchmarks: peers, missed targets, primitives, training, chosen graphs, influence and GPU."""
-    # The benchmarks can be imported only after the checkout is on the path.
-    from benchmarks import primitives
-
     path, training, rows = map(newest, (f"*-bench-{x}.json" for x in ("attention", "training", "primitives")))
     record = read(path)
     return page(
@@ -170,8 +172,6 @@ def benchmarks() -> str:
 
 def on_a_gpu() -> Iterator[str]:
     """Yield the newest record of the workloads on a GPU, with how each peer compares with auto."""
-    from benchmarks.gpu import table as gpu_table
-
     record = read(path := newest("*-bench-gpu.json"))
     yield f"{record['device']}, torch {record['torch']}, triton {record['triton']} ({link(path)})."
     yield gpu_table.table(record)
@@ -179,8 +179,6 @@ def on_a_gpu() -> Iterator[str]:
 
 def chosen_graphs(path: Path) -> Iterator[str]:
     """Yield the targets for graphs that are built, planned and run in every step."""
-    from benchmarks.chosen_graphs import judge
-
     record = read(path)
     yield (
         "Every step makes a graph, plans it and runs it forward and backward, with 8 heads of 64 in float32. Numbers "
@@ -188,13 +186,8 @@ def chosen_graphs(path: Path) -> Iterator[str]:
         f"({link(path)}, `{record['command']}`)."
     )
     rows = [
-        [
-            target["row"],
-            f"{target['value']:.3g} {target['words']}",
-            f"{target['sense']} {target['bound']:g}",
-            "yes" if target["met"] else "no",
-        ]
-        for target in judge(record)
+        [t["row"], f"{t['value']:.3g} {t['words']}", f"{t['sense']} {t['bound']:g}", ("no", "yes")[t["met"]]]
+        for t in judge(record)
     ]
     yield table(["selection", "measured", "target", "met"], rows)
 
@@ -268,10 +261,8 @@ def indexer_recall(path: Path) -> Iterator[str]:
         f"senders in {texts['held out']} held-out texts, as a mean over layers, beside the best selection for each key head "
         f"and the best one that all heads share ({link(path)}, `{record['command']} --out RECORD`)."
     )
-    rows = [
-        [name, *(f"{share:.3f}" for share in mean[name])]
-        for name in ("indexer", "best", "best for all heads")
-    ]
+    choices = ("indexer", "best", "best for all heads")
+    rows = [[choice, *(f"{share:.3f}" for share in mean[choice])] for choice in choices]
     yield table(["choice", *(f"k = {k}" for k in senders)], rows)
 
 
@@ -310,13 +301,8 @@ def against_peers(record: Record) -> str:
         w for w in record["workloads"] if w["allocator"] == "default" and not w["workload"].startswith("x-")
     ]
     head = ["workload", "edges", "ours, ms", "MB", "roofline", *(f"{peer}: time, memory" for peer in peers)]
-    return table(
-        head,
-        (
-            [*auto_cells(cases, w), *(peer_cell(cases, w["workload"], peer) for peer in peers)]
-            for w in workloads
-        ),
-    )
+    rows = ([*auto_cells(cases, w), *(peer_cell(cases, w["workload"], p) for p in peers)] for w in workloads)
+    return table(head, rows)
 
 
 def auto_cells(cases: dict[tuple[str, str, str], Record], workload: Record) -> Iterator[str]:
@@ -393,7 +379,7 @@ def round_digits(value: float) -> str:
 
 # ---- sources
 
-ROW = re.compile(r"^\| (S\d\.\d+) \| (.*?) \| .*\|$", re.MULTILINE)
+ROW = re.compile(r"^\| (S\d\.\d+) \| (.*) \| [^|]*\|$", re.MULTILINE)
 PAPER = re.compile(r"^\| (\d{4}\.\d{5}|Xiao 2025) \| (.*?) \| .*\|$", re.MULTILINE)
 CITED = re.compile(r"\bS(\d)\.(\d+)(?: to S(\d)\.(\d+))?")
 
@@ -410,13 +396,13 @@ def links_of_paper(paper: str) -> Iterator[str]:
     yield from links_where(lambda path: paper in path.read_text(encoding="utf-8"))
     for path in sorted((ROOT / "tests").rglob("*.py")):
         if paper in path.read_text(encoding="utf-8"):
-            yield link(path, f"`{path.relative_to(ROOT).as_posix()}`")
+            yield link(path, path.relative_to(ROOT).as_posix())
 
 
 def links_of_claim(claim: str) -> Iterator[str]:
     """Yield links to the test of a claim, and to the notebooks and modules that cite it."""
     prefix = f"test_{claim.replace('.', '_')}_"
-    yield from (link(path, f"`{name}`") for name, path in tests() if name.startswith(prefix))
+    yield from (link(path, "test") for name, path in tests() if name.startswith(prefix))
     yield from links_where(lambda path: claim in cited_claims(path))
 
 
@@ -425,9 +411,9 @@ def links_where(has: Callable[[Path], bool]) -> Iterator[str]:
     for path in filter(has, sorted((ROOT / "notebooks").glob("[0-9]*.py"))):
         yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
     for path in filter(has, sorted((ROOT / "gnn_attention").rglob("*.py"))):
-        yield link(path, f"`{path.relative_to(ROOT / 'gnn_attention').as_posix()}`")
+        yield link(path, path.relative_to(ROOT / "gnn_attention").as_posix())
     for path in filter(has, sorted((ROOT / "examples").rglob("*.py"))):
-        yield link(path, f"`{path.relative_to(ROOT).as_posix()}`")
+        yield link(path, path.relative_to(ROOT).as_posix())
 
 
 @cache
@@ -456,14 +442,8 @@ VIEWS_TABLE = re.compile(r"(?<=<!-- views -->\n\n).*?(?=\nAn empty cell)", re.DO
 def glossary_page() -> str:
     """Return the glossary with its table of views replaced."""
     head = ("here", "TransformerLens", *glossary.VIEWS)
-    rows = [
-        [
-            term.name,
-            f"`{term.hook}`" if term.hook else "",
-            *(getattr(term, view.replace(" ", "_")) or "" for view in glossary.VIEWS),
-        ]
-        for term in glossary.GLOSSARY
-    ]
+    terms = [replace(term, hook=term.hook and f"`{term.hook}`") for term in glossary.GLOSSARY]
+    rows = [[part or "" for part in astuple(term)] for term in terms]
     text = (DOCS / "glossary.md").read_text(encoding="utf-8")
     return VIEWS_TABLE.sub(lambda _: table(head, rows) + "\n", text)
 
@@ -475,9 +455,6 @@ GPU_LINE = re.compile(r"(?<=<!-- gpu -->\n).*?(?=<!-- /gpu -->)", re.DOTALL)
 
 def with_gpu_line(name: str) -> str:
     """Return a page with the line between its GPU marks replaced by the status of the GPU record."""
-    # The tests can be imported only after the checkout is on the path.
-    from tests.guarantees import gpu_record
-
     return GPU_LINE.sub(lambda _: f"{gpu_record.status()}\n", (DOCS / name).read_text(encoding="utf-8"))
 
 
@@ -494,20 +471,10 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def _gpus() -> str:
-    """Return what is verified on GPUs."""
-    # The tests can be imported only after the checkout is on the path.
-    from tests.guarantees import gpu_record
-
-    return gpu_record.markdown()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages, or with ``--check`` print which would change."""
     parser = argparse.ArgumentParser(description="Generate pages of docs/ from code and records.")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if a page would change"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page changes")
     check = parser.parse_args(arguments).check
     outdated = [name for name, make in PAGES.items() if not is_current(name, make())]
     for name in outdated:

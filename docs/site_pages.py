@@ -12,6 +12,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gallery
 import live
@@ -22,7 +23,7 @@ from sphinx.application import Sphinx
 import gnn_attention
 
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ("glossary", "semantics", "backends", "guarantees", "benchmarks", "limits", "rosetta", "sources")
+REFERENCE = ("glossary", "semantics", "rosetta", "guarantees", "benchmarks", "backends", "limits", "sources")
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "docs/walks")
 PATTERNS = "gnn_attention.patterns"
 # The guide describes the commands, and kernels are not part of the Python API.
@@ -40,7 +41,7 @@ def contents() -> dict[str, str]:
     notebooks = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
     tasks = re.findall(r"\]\((guide/\w+)\.md\)", (ROOT / "docs" / "guide.md").read_text(encoding="utf-8"))
     side_bar = {
-        "Learn": ["Book </notebooks/README>"],
+        "Learn": ["Book </notebooks/README>", "Illustrations <illustrations>", "teaching"],
         "Use": ["guide", "zoo"],
         "Look up": ["api/index", *REFERENCE],
         "Project": [f"/{name}" for name in PROJECT],
@@ -68,6 +69,8 @@ def make_pages(app: Sphinx) -> None:
     """Write the generated pages into ``docs/api`` and ``docs/zoo``, which git ignores."""
     pages = {f"zoo/{name}": text for name, text in gallery.files()}
     names = list(modules())
+    # The page of a module follows its __all__, in which classes come before the function that returns them.
+    importlib.import_module("gnn_attention.attend").__all__.sort(key=lambda name: name != "attend")
     lines = "\n".join(f"   {name}" for name in names)
     pages["api/index.rst"] = f"API\n===\n\n.. toctree::\n   :maxdepth: 1\n\n{lines}\n"
     for name in names:
@@ -89,9 +92,23 @@ def extend_source(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = gallery.index() if name == "docs/zoo" else source[0]
     source[0] += contents().get(name, "")
     if re.match(r"notebooks/\d", name):
-        notebook = json.loads(source[0])
-        notebook["cells"] = live.insert_figure(Path(name).name, notebook["cells"])
-        source[0] = json.dumps(notebook)
+        source[0] = dress_chapter(Path(name).name, json.loads(source[0]))
+
+
+def dress_chapter(name: str, notebook: dict[str, Any]) -> str:
+    """Number the title of a chapter, insert its live figure, and fold the code before its first section."""
+    cells = live.insert_figure(name, notebook["cells"])
+    cells[0]["source"] = cells[0]["source"].replace("# ", f"# {name[:2]}. ", 1)
+    first_section = next(index for index, cell in enumerate(cells) if cell["source"].startswith("## "))
+    for cell in cells[:first_section]:
+        cell["metadata"] = {"tags": ["hide-input"], "mystnb": {"code_prompt_show": "Imports and set-up"}}
+    return json.dumps(notebook | {"cells": cells})
+
+
+def shorten_signature(app: Sphinx, *parts: Any) -> tuple[str, Any] | None:
+    """Leave the private fields of a dataclass out of its signature."""
+    signature, result = parts[-2:]
+    return (re.sub(r", _\w+(: [^,()]*)?", "", signature), result) if signature else None
 
 
 def mend_links(app: Sphinx, tree: nodes.document) -> None:
@@ -113,4 +130,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", make_pages)
     app.connect("source-read", extend_source)
     app.connect("doctree-read", mend_links)
+    app.connect("autodoc-process-signature", shorten_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -26,7 +26,7 @@
 #
 # **Afterwards you can** compute attention for one receiver by hand, and say why it is message passing.
 #
-# [the book](README.md) | next: [Many heads, many graphs](02_many_heads_many_graphs.ipynb)
+# [the book](README.md) | next: [02. Many heads, many graphs](02_many_heads_many_graphs.ipynb)
 
 # %%
 import inspect
@@ -262,7 +262,7 @@ assert torch.allclose(updates[OUTPUT], update, rtol=0, atol=1e-12)  # the one we
 # $$Y = \text{softmax} \left(\frac{Q K^\top}{\sqrt d} + \text{mask}\right) V W_O$$
 #
 # $Q K^\top$ is the table of **all** overlaps, edge or no edge. Adding $-\infty$ where there is no edge makes its share
-# exactly 0, since $e^{-\infty} = 0$. What is left are the sums over in-edges. The two functions below compute the same.
+# exactly 0, since $e^{-\infty} = 0$; multiplying the exponentials by a mask of ones and zeros does the same. What is left are the sums over in-edges. The two functions below compute the same.
 
 
 # %%
@@ -481,7 +481,9 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 logits = ((x @ W_Q)[edge_index[1]] * (x @ W_K)[edge_index[0]]).sum(-1) / math.sqrt(2)
 assert torch.allclose(answer(logits, edge_index[1], 5), weights), "these are not the weights of section 4"
 large = answer(1000 * logits, edge_index[1], 5)
-assert not large.isnan().any(), "the exponential of a large logit is infinite"
+assert not large.isnan().any(), (
+    "a weight is nan: subtract the largest logit of each receiver, not of all edges"
+)
 assert math.isclose(large.sum(), 5.0), "the shares of a receiver add up to 1"
 print("right: one more round of messages, aggregated by a maximum")
 
@@ -496,4 +498,4 @@ print("right: one more round of messages, aggregated by a maximum")
 
 # %% [markdown]
 # ---
-# [the book](README.md) | next: [Many heads, many graphs](02_many_heads_many_graphs.ipynb)
+# [the book](README.md) | next: [02. Many heads, many graphs](02_many_heads_many_graphs.ipynb)

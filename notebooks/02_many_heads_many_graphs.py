@@ -21,7 +21,7 @@
 #
 # **Afterwards you can** read a head's matrices, and say what changes when its graph does.
 #
-# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Four perspectives on one run](04_four_perspectives.ipynb)
+# before: [01. Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [03. Build a transformer from message passing](03_build_a_transformer.ipynb)
 
 # %%
 import math
@@ -544,4 +544,4 @@ assert gain(runs["your graph"]) > 1, "the loss on the second copy is still high"
 
 # %% [markdown]
 # ---
-# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Four perspectives on one run](04_four_perspectives.ipynb)
+# before: [01. Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [03. Build a transformer from message passing](03_build_a_transformer.ipynb)

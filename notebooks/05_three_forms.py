@@ -28,7 +28,7 @@
 #
 # **Afterwards you can** read a head as what it looks for and what it says.
 #
-# before: [Four perspectives on one run](04_four_perspectives.ipynb) | [the book](README.md) | next: [Matrix multiplication is message passing](06_matrix_multiplication_is_message_passing.ipynb)
+# before: [04. Four perspectives on one run](04_four_perspectives.ipynb) | [the book](README.md) | next: [06. Matrix multiplication is message passing](06_matrix_multiplication_is_message_passing.ipynb)
 
 # %%
 import math
@@ -611,4 +611,4 @@ print("right: whom a token attends to, and what is sent, are two independent pro
 
 # %% [markdown]
 # ---
-# before: [Four perspectives on one run](04_four_perspectives.ipynb) | [the book](README.md) | next: [Matrix multiplication is message passing](06_matrix_multiplication_is_message_passing.ipynb)
+# before: [04. Four perspectives on one run](04_four_perspectives.ipynb) | [the book](README.md) | next: [06. Matrix multiplication is message passing](06_matrix_multiplication_is_message_passing.ipynb)

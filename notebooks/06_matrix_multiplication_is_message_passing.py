@@ -25,7 +25,7 @@
 #
 # **Afterwards you can** read any matrix as a weighted graph, and convert rows to columns.
 #
-# before: [Patterns and messages, in three forms](05_three_forms.ipynb) | [the book](README.md) | next: [Why the square root?](07_why_the_square_root.ipynb)
+# before: [05. Patterns and messages, in three forms](05_three_forms.ipynb) | [the book](README.md) | next: [07. Why the square root?](07_why_the_square_root.ipynb)
 
 # %%
 import math
@@ -380,7 +380,7 @@ print("the same updates; a loader needs to know the layout, because a square mat
 # Four small points that texts leave open or get wrong, and that the cell below settles:
 #
 # * Queries and keys may have another width than values. For a head, the width is usually that of the states divided by the number
-#   of heads, so that all heads together are as wide as a state.
+#   of heads, so that all heads together are as wide as a state: in the first transformer, 8 heads of 64 make 512.
 # * The outputs of the heads may be put side by side, without an output matrix. That is a layer too.
 # * Each head has an output matrix of its own. Does it have an output bias of its own? Any parts of $b_O$ that add up to it give the
 #   same sum over the heads, so no single part has a meaning.
@@ -531,4 +531,4 @@ print("right: message passing is a matrix product")
 
 # %% [markdown]
 # ---
-# before: [Patterns and messages, in three forms](05_three_forms.ipynb) | [the book](README.md) | next: [Why the square root?](07_why_the_square_root.ipynb)
+# before: [05. Patterns and messages, in three forms](05_three_forms.ipynb) | [the book](README.md) | next: [07. Why the square root?](07_why_the_square_root.ipynb)

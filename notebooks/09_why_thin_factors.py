@@ -22,9 +22,9 @@
 #
 # You need [notebook 05](05_three_forms.ipynb), and section 2 of [notebook 08](08_low_rank_and_subspaces.ipynb).
 #
-# **Afterwards you can** tell what each form of a head costs, and why models learn thin factors.
+# **Afterwards you can** say what each form of a head costs, and why models learn thin factors.
 #
-# before: [Low rank, and subspaces](08_low_rank_and_subspaces.ipynb) | [the book](README.md) | next: [The zoo: attention masks as graphs](10_the_zoo.ipynb)
+# before: [08. Low rank, and subspaces](08_low_rank_and_subspaces.ipynb) | [the book](README.md) | next: [10. The zoo: attention masks as graphs](10_the_zoo.ipynb)
 
 # %%
 import copy
@@ -495,4 +495,4 @@ print(f"right: {answer:,} tokens; with patterns and messages it would be {answer
 
 # %% [markdown]
 # ---
-# before: [Low rank, and subspaces](08_low_rank_and_subspaces.ipynb) | [the book](README.md) | next: [The zoo: attention masks as graphs](10_the_zoo.ipynb)
+# before: [08. Low rank, and subspaces](08_low_rank_and_subspaces.ipynb) | [the book](README.md) | next: [10. The zoo: attention masks as graphs](10_the_zoo.ipynb)

@@ -23,7 +23,7 @@
 #
 # **Afterwards you can** compute the reach of a mask before training anything.
 #
-# before: [The zoo: attention masks as graphs](10_the_zoo.ipynb) | [the book](README.md) | next: [Sparse against dense, trained](12_sparse_against_dense.ipynb)
+# before: [10. The zoo: attention masks as graphs](10_the_zoo.ipynb) | [the book](README.md) | next: [12. Sparse against dense, trained](12_sparse_against_dense.ipynb)
 
 # %%
 import math
@@ -384,4 +384,4 @@ print("right: reach is a product of masks")
 
 # %% [markdown]
 # ---
-# before: [The zoo: attention masks as graphs](10_the_zoo.ipynb) | [the book](README.md) | next: [Sparse against dense, trained](12_sparse_against_dense.ipynb)
+# before: [10. The zoo: attention masks as graphs](10_the_zoo.ipynb) | [the book](README.md) | next: [12. Sparse against dense, trained](12_sparse_against_dense.ipynb)

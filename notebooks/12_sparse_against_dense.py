@@ -25,7 +25,7 @@
 #
 # **Afterwards you can** tell what a graph forbids from what training did not find.
 #
-# before: [How many layers until the last token reaches the first?](11_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](13_communication_and_computation.ipynb)
+# before: [11. How many layers until the last token reaches the first?](11_how_many_layers.ipynb) | [the book](README.md) | next: [13. Communication and computation](13_communication_and_computation.ipynb)
 
 # %%
 import sys
@@ -381,4 +381,4 @@ assert accuracy > 0.9, "not often enough"
 
 # %% [markdown]
 # ---
-# before: [How many layers until the last token reaches the first?](11_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](13_communication_and_computation.ipynb)
+# before: [11. How many layers until the last token reaches the first?](11_how_many_layers.ipynb) | [the book](README.md) | next: [13. Communication and computation](13_communication_and_computation.ipynb)

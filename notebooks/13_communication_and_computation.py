@@ -25,7 +25,7 @@
 #
 # **Afterwards you can** show with a Jacobian that attention alone moves information.
 #
-# before: [Sparse against dense, trained](12_sparse_against_dense.ipynb) | [the book](README.md) | next: [Attention, one case of message passing; an MLP, another](14_one_limiting_case.ipynb)
+# before: [12. Sparse against dense, trained](12_sparse_against_dense.ipynb) | [the book](README.md) | next: [14. Attention, one case of message passing; an MLP, another](14_one_limiting_case.ipynb)
 
 # %%
 import math
@@ -544,4 +544,4 @@ draw.side_by_side(answer, labels=["e0", "e1", "e2", "e3", "d0", "d1", "d2"])
 
 # %% [markdown]
 # ---
-# before: [Sparse against dense, trained](12_sparse_against_dense.ipynb) | [the book](README.md) | next: [Attention, one case of message passing; an MLP, another](14_one_limiting_case.ipynb)
+# before: [12. Sparse against dense, trained](12_sparse_against_dense.ipynb) | [the book](README.md) | next: [14. Attention, one case of message passing; an MLP, another](14_one_limiting_case.ipynb)

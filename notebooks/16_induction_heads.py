@@ -25,7 +25,7 @@
 #
 # **Afterwards you can** write a head's job as a graph, find the heads that do it, and break them.
 #
-# before: [Attention, one case of message passing; an MLP, another](14_one_limiting_case.ipynb) | [the book](README.md) | next: [Relaying through a middle token](17_relay_through_a_middle_token.ipynb)
+# before: [15. What a GNN person asks](15_what_a_gnn_person_asks.ipynb) | [the book](README.md) | next: [17. Relaying through a middle token](17_relay_through_a_middle_token.ipynb)
 
 # %%
 import matplotlib.pyplot as plt
@@ -39,7 +39,7 @@ from gnn_attention.interpret import circuits, trace
 
 use_house_style()
 torch.set_num_threads(1)
-torch.set_grad_enabled(False)  # nothing is trained here
+_ = torch.set_grad_enabled(False)  # nothing is trained here
 
 # %% [markdown]
 # ## 1. A program of two rounds
@@ -452,4 +452,4 @@ print(f"right: the loss is {expected[0]:.2f} with cut edges and {expected[1]:.2f
 
 # %% [markdown]
 # ---
-# before: [Attention, one case of message passing; an MLP, another](14_one_limiting_case.ipynb) | [the book](README.md) | next: [Relaying through a middle token](17_relay_through_a_middle_token.ipynb)
+# before: [15. What a GNN person asks](15_what_a_gnn_person_asks.ipynb) | [the book](README.md) | next: [17. Relaying through a middle token](17_relay_through_a_middle_token.ipynb)

@@ -25,7 +25,7 @@
 #
 # **Afterwards you can** follow one contribution through two layers, and cut it.
 #
-# before: [Induction heads](16_induction_heads.ipynb) | [the book](README.md) | next: [Change the graph of a trained model](18_change_the_graph.ipynb)
+# before: [16. Induction heads](16_induction_heads.ipynb) | [the book](README.md) | next: [18. Change the graph of a trained model](18_change_the_graph.ipynb)
 
 # %%
 import math
@@ -515,4 +515,4 @@ print(f"right: {answer[2][:OUTPUT].norm(dim=-1).sum():.2f} of length are relayed
 
 # %% [markdown]
 # ---
-# before: [Induction heads](16_induction_heads.ipynb) | [the book](README.md) | next: [Change the graph of a trained model](18_change_the_graph.ipynb)
+# before: [16. Induction heads](16_induction_heads.ipynb) | [the book](README.md) | next: [18. Change the graph of a trained model](18_change_the_graph.ipynb)

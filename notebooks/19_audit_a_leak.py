@@ -30,7 +30,7 @@
 #
 # **Afterwards you can** find where a model leaks, and say what an audit without a leak leaves open.
 #
-# before: [Change the graph of a trained model](18_change_the_graph.ipynb) | [the book](README.md) | next: [Sinks are one edge](20_sinks_are_one_edge.ipynb)
+# before: [18. Change the graph of a trained model](18_change_the_graph.ipynb) | [the book](README.md) | next: [20. Sinks are one edge](20_sinks_are_one_edge.ipynb)
 
 # %%
 import copy
@@ -357,4 +357,4 @@ print("right: one leak, from the last token to the first")
 
 # %% [markdown]
 # ---
-# before: [Change the graph of a trained model](18_change_the_graph.ipynb) | [the book](README.md) | next: [Sinks are one edge](20_sinks_are_one_edge.ipynb)
+# before: [18. Change the graph of a trained model](18_change_the_graph.ipynb) | [the book](README.md) | next: [20. Sinks are one edge](20_sinks_are_one_edge.ipynb)

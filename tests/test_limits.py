@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.extras import needs
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnn_attention as ga
@@ -91,6 +92,8 @@ def test_every_graph_of_the_table_is_known():
 @pytest.mark.parametrize(("kind", "options", "dtype", "backend"), ROWS)
 def test_a_cell_is_what_auto_takes(kind, options, dtype, backend):
     kv_heads = 2 if "grouped" in kind else HEADS
+    if backend == "flex":
+        needs("triton")
     for graph in GRAPHS[kind]:
         for option in options:
             if option == "bias" and (graph.heads or graph.batch):

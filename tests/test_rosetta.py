@@ -1,4 +1,4 @@
-"""Every conversion on the Rosetta page turns our tensors into those of a text's own formulas.
+"""Every conversion on the page of terms turns our tensors into those of a text's own formulas.
 
 The formulas of each text use its order of axes and the same matrices, without the library.
 """
@@ -71,13 +71,8 @@ def elhage() -> Parts:
     A, v = masked_softmax(products / math.sqrt(D)), torch.stack([(V[h] @ X.T).T for h in range(H)])
     r = A @ v
     parts = {"x": X, "W_Q": Q, "W_K": K, "W_V": V, "W_O": O, "v": v, "overlap": products}
-    parts |= {
-        "weights": A,
-        "z": r,
-        "W_P": QK,
-        "W_M": OV,
-        "message": torch.stack([(OV[h] @ X.T).T for h in range(H)]),
-    }
+    parts |= {"weights": A, "z": r, "W_P": QK, "W_M": OV}
+    parts["message"] = torch.stack([(OV[h] @ X.T).T for h in range(H)])
     return parts | {"update": sum((O[h] @ r[h].T).T for h in range(H))}
 
 
@@ -208,16 +203,16 @@ def mha() -> Parts:
 PAGE = Path(__file__).parents[1] / "docs" / "rosetta.md"
 FORMULAS = {
     formula.__name__: formula
-    for formula in (vaswani, gilmer, elhage, s0, s1, s2, s3, s4, pyg, dgl, lens, flex, mha)
+    for formula in (pyg, dgl, flex, mha, lens, vaswani, gilmer, elhage, s0, s1, s2, s3, s4)
 }
-# The page has a table of our names, then one for each text: ours | theirs | their axes | from ours.
-OURS, *TEXTS = (
+# The page has a table of all terms, one of our names, and one for each text: ours | theirs | axes | code.
+OVERVIEW, OURS, *TEXTS = (
     [
         [cell.strip(" `") for cell in line.strip("|").split(" | ")]
         for line in part.splitlines()
         if line.startswith("| `")
     ]
-    for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
+    for part in PAGE.read_text(encoding="utf-8").split("\n## ")
 )
 NOTIONS = [name for name, _ in OURS]
 CELLS = [(text, row[0], row[3]) for text, rows in zip(FORMULAS, TEXTS, strict=True) for row in rows]
@@ -263,6 +258,8 @@ def test_every_text_has_its_rows() -> None:
         notions = [row[0] for row in rows]
         assert len(notions) == len(set(notions))
         assert set(notions) == set(theirs(name)) <= set(NOTIONS)
+    words = [{row[0]: row[1] for row in rows} for rows in TEXTS]
+    assert [row[1:] for row in OVERVIEW] == [[text.get(notion, "-") for text in words] for notion in NOTIONS]
     assert {notion for _, notion, _ in CELLS} == set(NOTIONS)
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # third. The third numbers of packages add up to that of `gnn_attention`.
 CAPS = {
     "gnn_attention": (30_800, 28_000, 31_500),
-    "tests": (31_600, 30_000, 34_000),
+    "tests": (31_750, 30_000, 34_000),
     "benchmarks": (4_200, 4_200, 4_200),
     "docs": (1_400, 1_400, 1_400),
     ".ci": (700, 700, 700),

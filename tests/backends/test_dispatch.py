@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.extras import needs
 from torch._subclasses import FakeTensorMode
 
 import gnn_attention as ga
@@ -164,6 +165,8 @@ def choice_on_cuda(graph, **options):
 def test_choices_of_auto_on_cuda(name):
     """``explain`` lists the backends in order up to the chosen one, with a reason for each."""
     make_graph, backend = ON_CUDA[name]
+    if backend == "flex":
+        needs("triton")
     graph = make_graph()
     assert choice_on_cuda(graph) == backend
     explanation = ga.explain(graph, 8, 64, device="cuda")
@@ -185,6 +188,7 @@ def diagonal_tiles(edges_per_tile):
 
 def test_flex_is_chosen_if_an_eighth_of_each_tile_is_filled():
     """A tile of 128 has 16,384 pairs, and an eighth of them are 2,048."""
+    needs("triton")
     assert choice_on_cuda(diagonal_tiles(2048)) == "flex"
     assert choice_on_cuda(diagonal_tiles(2047)) == "rows"
 
