@@ -13,11 +13,11 @@
 # %% [markdown]
 # # Attention is message passing
 #
-# A language model reads a row of tokens. At some points each token looks at other tokens and takes something over from
+# A language model reads a row of [tokens](../docs/glossary.md#token). At some points each token looks at other tokens and takes something over from
 # them. That step is called **attention**, and it is usually written with large matrices.
 #
-# A graph neural network has nodes, and edges between them. At some points each node receives messages along its edges and
-# changes its state. That step is called **message passing**.
+# A graph neural network has nodes, and [edges](../docs/glossary.md#edge) between them. At some points each node receives [messages](../docs/glossary.md#message) along its edges and
+# changes its [state](../docs/glossary.md#state). That step is called **message passing**.
 #
 # They are the same step. This notebook goes from a graph of five words to a layer of torch_geometric, and checks each of
 # its claims by running it: where a cell has an `assert`, the claim holds if the cell runs.
@@ -57,8 +57,8 @@ torch.set_printoptions(precision=2, sci_mode=False)
 # $$\text{edge } \mathit{src} \to \mathit{dst}: \quad \mathit{dst} \text{ attends to } \mathit{src}$$
 #
 # Five words on a line are five **nodes**. (In a language model a node is a *token*: a word or a piece of one.) An **edge**
-# `src -> dst` lets the receiver `dst` attend to the sender `src`. In a model that writes from left to right, every token
-# attends to itself and to all tokens before it, because those after it do not exist yet. This graph is called *causal*.
+# `src -> dst` lets the [receiver](../docs/glossary.md#receiver) `dst` attend to the [sender](../docs/glossary.md#sender) `src`. In a model that writes from left to right, every token
+# attends to itself and to all tokens before it, because those after it do not exist yet. This graph is called *[causal](../docs/glossary.md#causal)*.
 
 # %%
 WORDS = ["Llamas", "do", "not", "output", "words"]
@@ -76,7 +76,7 @@ print(len(edges), "edges")
 # $$\text{mask}[\mathit{dst}, \mathit{src}] = \text{True} \iff \text{there is an edge } \mathit{src} \to \mathit{dst}$$
 #
 # Put the receivers in rows and the senders in columns, and fill a cell for each edge. That table is what the transformer
-# literature calls an **attention mask**. The picture shows one edge twice, in orange: *output* attends to *Llamas*.
+# literature calls an **attention [mask](../docs/glossary.md#mask)**. The picture shows one edge twice, in orange: *output* attends to *Llamas*.
 
 # %%
 mask = torch.zeros(5, 5, dtype=torch.bool)
@@ -99,7 +99,7 @@ plt.show()
 
 # %% [markdown]
 # The table is not symmetric: *output* attends to *Llamas*, but *Llamas* does not attend to *output*. So it matters which
-# index comes first, and two conventions exist. Attention masks and this library say `mask[dst, src]`. The adjacency matrix of graph theory,
+# index comes first, and two conventions exist. Attention masks and this library say `mask[dst, src]`. The [adjacency matrix](../docs/glossary.md#adjacency-matrix) of graph theory,
 # which networkx computes, says `A[src, dst]`: it is the **transpose**. A transposed mask is a classic bug, and on a
 # symmetric graph no test will find it.
 
@@ -165,7 +165,7 @@ W_O = torch.tensor(
 )  # the update goes into the columns plural and negation
 
 # %% [markdown]
-# The four small matrices are one attention **head**. They make it a piece of grammar: a verb looks for its subject and for
+# The four small matrices are one attention **[head](../docs/glossary.md#head)**. They make it a piece of grammar: a verb looks for its subject and for
 # a negation. If it finds a plural subject, it becomes plural, and if it finds a negation, it becomes negated.
 #
 # Attention is then a protocol of seven steps. Picture a room in which everybody speaks at once: the receiver tunes to a channel, and
@@ -174,15 +174,15 @@ W_O = torch.tensor(
 #
 # | | step | formula | usual name |
 # |---|---|---|---|
-# | 1 | **receiving channel** of the receiver $i$ | $q_i = x_i W_Q$ | query |
-# | 2 | **sending channel** of every sender $j$ | $k_j = x_j W_K$ | key |
-# | 3 | **channel overlap** of the two | $a_{ij} = q_i \cdot k_j$ | logit (elsewhere also: score) |
-# | 4 | **listening distribution** over the in-edges of $i$ | $w_{ij} = \text{softmax}_j (a_{ij} / \sqrt d)$ | weights |
-# | 5 | **outgoing message** of every sender | $v_j = x_j W_V$ | value |
+# | 1 | **receiving channel** of the receiver $i$ | $q_i = x_i W_Q$ | [query](../docs/glossary.md#query) |
+# | 2 | **sending channel** of every sender $j$ | $k_j = x_j W_K$ | [key](../docs/glossary.md#key) |
+# | 3 | **channel overlap** of the two | $a_{ij} = q_i \cdot k_j$ | [logit](../docs/glossary.md#logit) (elsewhere also: score) |
+# | 4 | **listening distribution** over the [in-edges](../docs/glossary.md#in-edge) of $i$ | $w_{ij} = \text{softmax}_j (a_{ij} / \sqrt d)$ | [weights](../docs/glossary.md#weight) |
+# | 5 | **outgoing message** of every sender | $v_j = x_j W_V$ | [value](../docs/glossary.md#value) |
 # | 6 | **mixed incoming message** | $z_i = \sum_{j \to i} w_{ij} v_j$ | head output |
-# | 7 | **state update** | $y_i = z_i W_O$ | output projection |
+# | 7 | **state [update](../docs/glossary.md#update)** | $y_i = z_i W_O$ | output projection |
 #
-# Here $d = 2$ is the width of a channel. The *logit* of an edge is what goes into the softmax: wherever we say it below, the
+# Here $d = 2$ is the width of a channel. The *logit* of an edge is what goes into the [softmax](../docs/glossary.md#softmax): wherever we say it below, the
 # $1 / \sqrt d$ is in it. The *softmax* turns numbers into shares: exponentials, divided by their sum. Steps 1 to 4 decide
 # **whom the receiver attends to**, and steps 5 to 7 decide **what it receives**.
 
@@ -307,7 +307,7 @@ print(f"{n} tokens, {random_graph.num_edges} edges of {n * n} pairs: equal")
 
 # %% [markdown]
 # The matrix form computes all $n^2$ pairs and throws away those without an edge; the edge form computes the edges alone. On
-# a full graph the matrix form is faster, because computers are good at matrix products. On a sparse graph it does work
+# a full graph the matrix form is faster, because computers are good at matrix products. On a [sparse](../docs/glossary.md#sparse) graph it does work
 # that nobody needs. The mathematics is the same.
 #
 # ## 5. Message, aggregate, update
@@ -348,7 +348,7 @@ print(layer)
 #
 # Look at the formula of section 5 again: a message may depend on $x_i$ and $x_j$. The weight $w_{ij}$ depends on more. Its denominator
 # is a sum over **all** in-neighbours of $i$, which is why `edge_update` runs before `message`. Attention still has the strict form if the
-# division waits until the end: the message is the pair of $e^{a_{ij}} v_j$ and $e^{a_{ij}}$, the aggregation is a sum, and the update is
+# division waits until the end: the message is the pair of $e^{a_{ij}} v_j$ and $e^{a_{ij}}$, the [aggregation](../docs/glossary.md#aggregate) is a sum, and the update is
 # the quotient of the two sums.
 
 

@@ -15,7 +15,7 @@
 #
 # [Notebook 01](01_attention_is_message_passing.ipynb) followed one head over one graph: five words, and a verb that looks
 # for its subject and for a negation. If several heads run side by side, do they interfere with each other? Can a head be read
-# like a sentence? And what happens to a layer if an edge is cut, or if the layer gets another graph altogether?
+# like a sentence? And what happens to a layer if an edge is [cut](../docs/glossary.md#cut), or if the layer gets another graph altogether?
 #
 # The same five words answer all three questions. At the end a trained model answers the last one too.
 #
@@ -112,10 +112,10 @@ plt.show()
 # $$\text{logits} = \frac{P X^\top}{\sqrt d}, \qquad Y = \sum_h \text{softmax}(\text{logits}_h) M_h$$
 #
 # $W_Q$ and $W_K$ are only ever used as a product, and so are $W_V$ and $W_O$. Multiply them out, and queries, keys and
-# values disappear. (Models that rotate queries and keys by position put a rotation between the two: see notebook 05.)
+# values disappear. (Models that rotate queries and keys by position put a [rotation](../docs/glossary.md#rotation) between the two: see notebook 05.)
 # What is left has names of its own:
 #
-# * the **pattern** of a receiver is a description of the state it looks for. It is as wide as a state, so the two can be
+# * the **[pattern](../docs/glossary.md#pattern)** of a receiver is a description of the state it looks for. It is as wide as a state, so the two can be
 #   compared by a dot product;
 # * the **message** of a sender is what it would add to the state of a receiver that attends to nobody else.
 #
@@ -148,7 +148,7 @@ assert torch.linalg.matrix_rank(W_P) <= 2  # four wide, but no more than d = 2 d
 assert torch.linalg.matrix_rank(W_M) <= 2
 
 # %% [markdown]
-# Attention without queries, keys and values is two lines. Note the scale: it stays $1/\sqrt d$ with the channel width
+# Attention without queries, keys and values is two lines. Note the [scale](../docs/glossary.md#scale): it stays $1/\sqrt d$ with the channel width
 # $d = 2$, although a pattern is four wide.
 
 
@@ -177,7 +177,7 @@ for form in (standard, factored, merged):
 # The layer never asked where the edges came from. Every "kind of attention" below is the same layer with the same
 # parameters over another graph. Only the set of edges changes.
 #
-# * **window**: a token attends to the last two tokens, itself included.
+# * **[window](../docs/glossary.md#window)**: a token attends to the last two tokens, itself included.
 # * **strict causal**: a token attends to those before it, but not to itself.
 # * **tree**: a token attends to itself and to its ancestors. Two continuations of *Llamas do* are computed at once here: "*not*"
 #   and "*output words*". Neither attends to the other.
@@ -279,7 +279,7 @@ plt.show()
 #
 # The package ships a small language model. It has learned to predict the next token on the source code of Python's standard
 # library. English is not what it was trained on, but it is enough for this sentence. Each of its layers is one round of message passing (*communication*:
-# attention) followed by a small network at each node, an MLP (*computation*). So far the order of the tokens did not matter to
+# attention) followed by a small network at each node, an [MLP](../docs/glossary.md#mlp) (*computation*). So far the order of the tokens did not matter to
 # a head; here each head also adds to every logit a learned number for the distance between the two tokens.
 #
 # Its tokens are pieces of words, found by counting: frequent words are one piece, others fall into several. `␣` marks a
@@ -327,7 +327,7 @@ assert previous.max() > 0.2
 #
 # To know the previous token is half of a famous circuit. Let the model read a text that contains the same passage twice. To
 # predict the next piece, it helps to find the earlier position of the same piece, and to attend to **the piece after it**: what
-# followed then is likely to follow now. A head that does this is called an *induction head*. It needs two rounds of message
+# followed then is likely to follow now. A head that does this is called an *[induction head](../docs/glossary.md#induction-head)*. It needs two rounds of message
 # passing. In the first, every token attends to the token before it. In the second, a receiver looks for a sender whose
 # previous token, as learned in the first round, is the receiver's own piece.
 #
@@ -411,7 +411,7 @@ def loss_by_position(graph):
 
 
 # %% [markdown]
-# The tokens are random, so in the first copy nothing can be known. (The loss there is above chance level, because the model
+# The tokens are random, so in the first copy nothing can be known. (The [loss](../docs/glossary.md#loss) there is above chance level, because the model
 # expects text.) In the second copy everything could be known. The lower the curve, the better the prediction.
 
 # %%

@@ -125,7 +125,7 @@ SVG("../docs/illustrations/pattern-projection.svg")
 
 # %% [markdown]
 # A pattern is as wide as a state because it *describes* a state: the one that its receiver looks for. How well a sender fits is
-# a dot product of the two. And the width $d$ of a head has not vanished: it is the **rank** of both square matrices, and it stays
+# a dot product of the two. And the width $d$ of a head has not vanished: it is the **[rank](../docs/glossary.md#rank)** of both square matrices, and it stays
 # in the scale $1 / \sqrt d$. Here are both matrices in our smaller model, in which a state has 128 numbers and a head 32:
 
 # %%
@@ -212,7 +212,7 @@ print("the same logits from patterns of the receivers and from patterns of the s
 # %% [markdown]
 # The difference matters when a text is written token by token. The receiver is new each time, and the senders were there before. So a
 # pattern that is to be computed once and kept must be the sender's. (The source text defines its patterns on the receiver's
-# side, $p = x W_P$, and then caches them. It has changed the side without saying so, and with it the matrix.)
+# side, $p = x W_P$, and then [caches](../docs/glossary.md#cache) them. It has changed the side without saying so, and with it the matrix.)
 #
 # A dot product rewards the right direction, and also sheer length:
 #

@@ -125,7 +125,7 @@ draw.arcs(
 
 # %% [markdown]
 # Much follows from this reading. The product $A_2 (A_1 B)$ is two rounds, and since $(A_2 A_1) B$ is the same, the graph
-# $A_2 A_1$ holds the paths of two edges. A matrix that is mostly zeros, a **sparse** one, is a graph with few edges. And the
+# $A_2 A_1$ holds the [paths](../docs/glossary.md#path) of two edges. A matrix that is mostly zeros, a **sparse** one, is a graph with few edges. And the
 # identity is the graph in which each node receives only from itself.
 
 # %%

@@ -13,46 +13,35 @@
 # %% [markdown]
 # # Low rank, and subspaces
 #
-# A head's pattern matrix and message matrix are large squares, but they are products of two thin matrices. So most directions
-# of a state mean nothing to a head: it cannot read them, and it cannot write into them. "Each attention head reads and writes
-# to a subspace", says the literature, and then: "if you can wrap your head around it".
+# The pattern matrix and the message matrix of a head are large squares, but they are products of two thin matrices. So a head cannot read
+# most directions of a state, and it cannot write into most of them. "Each attention head reads and writes to a subspace", says the
+# literature, and then: "if you can wrap your head around it". **Where does a head read and write, and can we change a model's
+# answer by editing a state there?**
 #
-# This notebook makes subspaces something to look at, in three dimensions first. Then it finds them in a trained model, edits a
-# state inside one and watches the model change its mind.
+# We first look at subspaces in three dimensions. Then we find them in a trained model, edit a state inside one, and see the prediction
+# change.
 #
 # The cloud and the line come from part 2 of Chris McCormick's *Patterns and Messages* ("the text"
 # below). You need [notebook 05](05_three_forms.ipynb), at least its sections 1 and 2.
 #
 # **Afterwards you can** find where a head reads and writes, and edit a state there.
 #
-# before: [Why the square root?](07_why_the_square_root.ipynb) | [the book](README.md) | next: [Why thin factors?](09_why_thin_factors.ipynb)
+# before: [07. Why the square root?](07_why_the_square_root.ipynb) | [the book](README.md) | next: [09. Why thin factors?](09_why_thin_factors.ipynb)
 
 # %%
 import math
-import warnings
 
 import matplotlib.pyplot as plt
 import torch
-from pictures import draw_cloud
+from pictures import BLUE, GREY, ORANGE, RED, draw_cloud, use_house_style
 from torch.nn import functional
 
 import gnn_attention as ga
+from gnn_attention import draw
+from gnn_attention.interpret import circuits
 
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention.interpret import circuits  # noqa: E402
-
+use_house_style()
 torch.set_num_threads(1)
-BLUE, ORANGE, RED, GREEN, GREY = (
-    "#0072B2",
-    "#E69F00",
-    "#D55E00",
-    "#009E73",
-    "#999999",
-)  # told apart by colour-blind eyes too
-plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False})
-plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
 
 model, vocabulary = ga.model.load_trained()
 model = model.double().requires_grad_(False)
@@ -61,10 +50,10 @@ width, head_dim, num_heads = model.config.width, model.config.head_dim, model.co
 # %% [markdown]
 # ## 1. A line through a cloud
 #
-# Here are forty words as points in space. (We have placed them ourselves: along one direction they go from bad to good, and
-# otherwise they lie about at random. In a real model it is learned, in more dimensions than one can draw.) Some of the words
-# have been judged by a reader, from -1 to 1. The direction along which the judgement grows fastest is a line through the cloud:
-# the **sentiment line**.
+# Here are forty words as points in space. We have placed them ourselves: along one direction they go from bad to good, and in the other
+# directions they are random. In a real model the positions are learned, in more dimensions than one can draw. A reader has judged
+# half of the words, from -1 to 1. The direction along which the judgement grows fastest is a line through the cloud: the
+# **sentiment line**.
 
 # %%
 generator = torch.Generator().manual_seed(3)
@@ -78,26 +67,24 @@ judged = torch.arange(0, 40, 2)  # half of them
 centred = cloud[judged] - cloud[judged].mean(0)
 line = functional.normalize(centred.T @ judgement[judged], dim=0)
 print(
-    f"angle between the line that was found and the hidden one: {math.degrees(math.acos(line @ hidden_line)):.1f} degrees"
+    f"angle between the line from the judgements and the hidden one: {math.degrees(math.acos(line @ hidden_line)):.1f} degrees"
 )
 assert line @ hidden_line > 0.97
 
 # %% [markdown]
-# The line is a **subspace**, of one dimension. Three things can be done with it. **Project down**: read off where a word lies
-# on the line, one number. **Edit** that number. **Project up**: move the word by the difference, along the line. What does not
-# lie on the line stays as it was.
+# The line is a **subspace** of one dimension. Three operations use it. **Project down**: compute the position of a word on the line, which
+# is one number. **Edit** this number. **Project up**: move the word along the line by the difference. The part of the word that is
+# perpendicular to the line does not change.
 
 # %%
 sentiment = circuits.Subspace(line[:, None])  # its basis: the one direction, as a column
-word = int(
-    sentiment.reject(cloud[:15]).norm(dim=1).argmax()
-)  # of the bad ones, that which is farthest from the line
+word = int(sentiment.reject(cloud[:15]).norm(dim=1).argmax())  # the bad word that is farthest from the line
 coordinate = sentiment.coordinates(cloud[word])
 edited = sentiment.edit(cloud[word], line, 1.5)
 
 assert torch.allclose(coordinate, cloud[word] @ line)
 assert torch.allclose(sentiment.coordinates(edited), torch.tensor(1.5, dtype=torch.float64))
-assert torch.allclose(sentiment.reject(edited), sentiment.reject(cloud[word]))  # the rest
+assert torch.allclose(sentiment.reject(edited), sentiment.reject(cloud[word]))  # the perpendicular part
 print(f"sentiment {coordinate.item():.2f} -> {sentiment.coordinates(edited).item():.2f}")
 print(
     "moved by",
@@ -107,8 +94,8 @@ print(
 )
 
 # %% [markdown]
-# A second line, and the two of them span a **plane**: a subspace of two dimensions. To project onto it keeps two numbers of a
-# word and loses one. (In the pictures red words are bad and blue ones good.)
+# Together with a second line it spans a **plane**, a subspace of two dimensions. The projection onto the plane keeps two numbers of a word
+# and drops one. In the pictures, red words are bad and blue words are good.
 
 # %%
 second = torch.tensor([-0.5, 1.0, 0.0], dtype=torch.float64)
@@ -116,9 +103,10 @@ plane = circuits.Subspace.spanned_by(torch.stack([line, second]))
 shadow = plane.project(cloud)
 assert torch.allclose(plane.projector() @ plane.projector(), plane.projector())
 assert torch.linalg.matrix_rank(plane.projector()) == plane.dim == 2
-assert torch.allclose(plane.project(shadow), shadow)  # to project twice changes nothing more
+assert torch.allclose(plane.project(shadow), shadow)  # a second projection changes nothing
 
 # %%
+SOME_WORDS = ["awful", "bad", "poor", "dull", "dry", "plain", "fine", "nice", "good", "superb"]
 figure = plt.figure(figsize=(13, 4.9))
 titles = (
     "the cloud, its sentiment line, and one edit",
@@ -131,6 +119,8 @@ for number, title in enumerate(titles, 1):
     if number < 3:
         ax.plot(*(line[:, None] * torch.tensor([-2.6, 2.6])), color="black", linewidth=1.5)
     if number == 1:
+        for index, name in zip(range(2, 40, 4), SOME_WORDS, strict=True):
+            ax.text(*(cloud[index] + 0.08), name, fontsize=8)
         ax.quiver(*cloud[word], *(edited - cloud[word]), color=BLUE, linewidth=2.5, arrow_length_ratio=0.12)
     landing = sentiment.project(cloud) if number == 2 else shadow if number == 3 else None
     if landing is not None:
@@ -147,12 +137,13 @@ for number, title in enumerate(titles, 1):
 plt.show()
 
 # %% [markdown]
+# Grey lines connect each word with its projection: they lead to the line in the middle picture, and to the plane on the right.
+#
 # ## 2. A head's matrices are nearly all zero, seen from the right angle
 #
-# The states of our trained model have 128 numbers, its heads have channels of 32. A pattern matrix $W_P = W_Q W_K^\top$ is 128
-# wide and high, and has rank 32: it reads 32 lines of the receiver and 32 lines of the sender ("hyperlines", says the text),
-# and no more. Its **singular values** say how strongly: after the 32nd they are 0. For comparison, dashed, the same for
-# untrained heads.
+# The states of our trained model have 128 numbers, and its heads have channels of 32. A pattern matrix $W_P = W_Q W_K^\top$ is 128 wide and
+# high, and has rank 32: it reads 32 lines of the receiver and 32 lines of the sender ("hyperlines", says the text), and no more.
+# Its **singular values** say how strongly it reads each; after the 32nd they are 0. The dashed curves are those of an untrained head.
 
 # %%
 torch.manual_seed(0)
@@ -179,13 +170,13 @@ axes[0].legend(frameon=False, fontsize=9)
 plt.show()
 
 # %% [markdown]
-# Some of the spectra have become steep: a few directions matter most. One number for it is the **effective rank**, the
-# exponential of the entropy of the squared singular values: it is 32 if all are equal, and 1 if one has everything.
+# Some of the spectra are steep after training: a few directions matter most. The **effective rank** expresses this in one number. It is the
+# exponential of the entropy of the squared singular values: 32 if all are equal, and 1 if only one is not zero.
 
 
 # %%
 def effective_rank(matrices):
-    """How many singular values share the size of a matrix."""
+    """Return the number of singular values that effectively count."""
     shares = matrices.singular_values().square()
     return torch.special.entr(shares / shares.sum(-1, keepdim=True)).sum(-1).exp()
 
@@ -195,20 +186,22 @@ for layer in (0, 1):
     for name, matrices in (("pattern", heads.pattern_matrix()), ("message", heads.message_matrix())):
         print(f"layer {layer}, {name}:", ", ".join(f"{rank:.1f}" for rank in effective_rank(matrices)))
 print("untrained pattern:", ", ".join(f"{rank:.1f}" for rank in effective_rank(fresh.pattern_matrix())))
-looked_for, said = (getattr(model.layers[0].heads, f"{which}_matrix")() for which in ("pattern", "message"))
-assert effective_rank(looked_for).max() < 6
-assert effective_rank(said).min() > 15
+pattern, message = (getattr(model.layers[0].heads, f"{which}_matrix")() for which in ("pattern", "message"))
+assert effective_rank(pattern).max() < 6
+assert effective_rank(message).min() > 15
 
 # %% [markdown]
-# In layer 0 three to six directions do most of the looking, out of 32. What is *said* stays broad: a message has to carry the
-# content of a token, of whatever kind it is. Two heads of layer 1 look as broadly as an untrained head.
+# In layer 0, the patterns use three to six of their 32 directions. The *messages* stay broad, since a message must carry the content of any
+# token. Two heads of layer 1 have patterns as broad as those of an untrained head.
+#
+# LoRA uses the same fact: an update of low rank changes a matrix along few directions only. So one head can change little of a state.
 #
 # ## 3. What a head can read, and where it can write
 #
 # The columns of $W_Q$, $W_K$ and $W_V$ span what a head reads: as a receiver, as a sender, and of a sender's content. The rows
-# of $W_O$ span where it writes. All four are subspaces of 32 dimensions. Both halves of the sentence "a head reads and writes a
-# subspace" can be tested: change a state *outside* of what is read, and the head does not notice. And whatever it writes lies
-# *inside*.
+# of $W_O$ span where it writes. All four are subspaces of 32 dimensions. Both halves of the sentence "a head reads and writes a subspace"
+# can be tested: a change of a state *outside* of what the head reads does not change its output, and its output lies *inside* of
+# where it writes.
 
 # %%
 layer, head = 1, 0
@@ -237,23 +230,25 @@ generator = torch.Generator().manual_seed(1)
 x, noise = torch.randn(2, 20, width, generator=generator, dtype=torch.float64).unbind(0)
 
 update = layer_alone(x, graph)
-assert torch.allclose(circuit.writes.project(update), update)  # nothing outside of where it writes
+assert torch.allclose(
+    circuit.writes.project(update), update
+)  # the update lies inside of where the head writes
 
 reads = circuit.reads_as_receiver + circuit.reads_as_sender + circuit.reads_as_value
 unread = reads.reject(noise)
-assert torch.allclose(layer_alone(x + unread, graph), update)  # it does not notice
+assert torch.allclose(layer_alone(x + unread, graph), update)  # the update is the same
 assert not torch.allclose(layer_alone(x + noise, graph), update, atol=0.1)
 share = (unread.norm() / noise.norm()).item()
-print(f"a random change has {share:.0%} of its length where this head cannot see it")
+print(f"{share:.0%} of the length of a random change is outside of what this head reads")
 
 # %% [markdown]
 # ## 4. Heads that meet in a subspace
 #
-# A head of layer 1 can hear of what a head of layer 0 has written only if it reads where the other writes. So we compare
-# subspaces: the mean squared cosine of the angles between them is 1 if one lies in the other and, for random subspaces of 32 in
-# 128 dimensions, about a quarter. Here is how well every head of layer 1 can read, **as a sender's key**, what each head of
-# layer 0 writes. (`circuits.each(block)` reads the heads with the norm before them folded in.) On the right the same with
-# strengths, as *composition*: how much of what the one writes does the other read, where chance is $1 / \sqrt{128} = 0.09$.
+# A head of layer 1 can use what a head of layer 0 writes only if it reads where the other writes. So we compare subspaces. The mean
+# squared cosine of the angles between two subspaces is 1 if one lies in the other, and about a quarter for random subspaces of 32 in 128
+# dimensions. The left table shows it for what each head of layer 1 reads **as a sender's key** and what each head of layer 0 writes.
+# (`circuits.each(block)` includes the norm before the heads.) The right table includes strengths, as *composition*: the share
+# of what the one writes that the other reads, where the value of unrelated heads is $1 / \sqrt{128} = 0.09$.
 
 # %%
 lower, upper = (circuits.each(block) for block in model.blocks)
@@ -288,17 +283,17 @@ assert room[readers][:, writers].min() > 0.4
 assert (room[[1, 2]] - 0.25).abs().max() < 0.02
 
 # %% [markdown]
-# Heads 0 and 3 of layer 1 are induction heads: they find the earlier place where the same token stood. Heads 2 and 3 of layer 0
-# write into each token what stood before it. And it shows in the matrices alone, without running anything: the two read best
-# where the other two write, and the remaining heads of layer 1 are at chance. (Head 0 of layer 0 joins in; it looks further
-# back.) [Notebook 16](16_induction_heads.ipynb) follows this circuit.
+# Heads 0 and 3 of layer 1 are induction heads, which attend to the token after an earlier copy of the current one. Heads 2 and 3 of
+# layer 0 write into each token which token precedes it. The matrices alone show the connection, without running the model: the two
+# induction heads read best where the other two write, and the remaining heads of layer 1 are at the level of unrelated heads. (Head 0 of
+# layer 0 is read too; it attends farther back.) [Notebook 16](16_induction_heads.ipynb) follows this circuit.
 #
 # ## 5. The same edit, in the trained model
 #
-# Now the edit of section 1 where nobody has placed the words. Our model reads Python, where ` in` follows `for name`, but not
-# `if name`. Is there a line in its states for that? We take pairs of texts with the same last token, after `for` and after
-# `if`, and look at the state of that last token when all communication is over: after the attention of the last layer, before
-# its MLP. The line is the difference of the two means.
+# Now we repeat the edit of section 1 in states that we have not placed ourselves. Our model reads Python, where ` in` follows
+# `for name`, but not `if name`. Is there a line in its states for this difference? We take pairs of texts with the same last token, after
+# `for` and after `if`, and read the state of the last token after the attention of the last layer and before its MLP, when
+# all communication is done. The line is the difference of the two means.
 
 # %%
 NAMES = ["name", "value", "path", "index", "result", "text", "key", "line", "data", "item", "size", "node"]
@@ -309,12 +304,12 @@ assert vocabulary.pieces([IN]) == [" in"]
 
 
 def states_of(text):
-    """The five states of the tokens of a text."""
+    """Return the five states of the tokens of a text."""
     return model.states(torch.tensor([vocabulary.encode(text)]))
 
 
 def chance_of_in(state, number, graph=None):
-    """Goes on with the model from state 2 (after layer 0) or 3 (before the last MLP): the chance that " in" is next."""
+    """Continue the model from state 2 (after layer 0) or 3 (before the last MLP), and return the probability of " in"."""
     if number == 2:
         state = state + model.blocks[1].communicate(state, graph or ga.patterns.causal(state.shape[1]))
     last = (state + model.blocks[1].compute(state))[0, -1]
@@ -322,7 +317,7 @@ def chance_of_in(state, number, graph=None):
 
 
 def line_between(number):
-    """The direction from "if" to "for", and where the means of both lie on it."""
+    """Return the direction from "if" to "for", and the positions of both means on it."""
     means = {
         word: torch.stack([states_of(text)[number][0, -1] for text in texts[learn]]).mean(0)
         for word, texts in TEXTS.items()
@@ -332,13 +327,13 @@ def line_between(number):
 
 
 # %% [markdown]
-# The line was found with eight names. On the four others we project down, set the one number to where it is after the *other*
-# word, project up, and let the model go on. As a check, a step of the same length along a random line.
+# The line comes from eight names. For the four other names we project down, set the one number to its value after the *other* word,
+# project up, and let the model continue. As a control, we take a step of the same length along a random line.
 
 
 # %%
 def edited_chances(number, along=None):
-    """The probability of " in" for the four new names: as they are, and edited to the other word."""
+    """Return the probability of " in" for the four new names, before and after the edit to the other word."""
     direction, levels = line_between(number)
     subspace, probabilities = circuits.Subspace(direction[:, None]), {}
     for word, other in (("for", "if"), ("if", "for")):
@@ -364,7 +359,7 @@ late, random, early = edited_chances(3), edited_chances(3, by_chance), edited_ch
 for name, chances in late.items():
     print(f"{name:>18}: P(' in') =", ", ".join(f"{chance:.2f}" for chance in chances))
 print(
-    " and moved along a random line:",
+    "the same step along a random line:",
     ", ".join(f"{chance:.2f}" for chance in random["for, edited to if"]),
     "and",
     end=" ",
@@ -375,12 +370,11 @@ assert max(late["if"]) < 0.1 < 0.5 < min(late["if, edited to for"])
 assert max(random["if, edited to for"]) < 0.1
 
 # %% [markdown]
-# One number of 128 was changed, and the model takes an `if` for a `for`, and the other way round. (A step as long along the
-# random line disturbs: after `for` the chance falls too, but stays above what it is after `if`. And it does not turn `if` into
-# `for`.)
+# With one number of 128 changed, the model predicts after `if` what it predicts after `for`, and vice versa. (The step along the random line
+# has an effect too: after `for` the probability falls, but it stays above that after `if`. It does not turn `if` into `for`.)
 #
-# Now the same edit one step earlier, *before* the last layer has listened. The line is there too, but the edit does next to
-# nothing:
+# Now the same edit one step earlier, *before* the attention of the last layer. The line exists there too, but the edit has almost no
+# effect:
 
 # %%
 for name, chances in early.items():
@@ -389,8 +383,16 @@ assert min(early["for, edited to if"]) > 0.4
 assert max(early["if, edited to for"]) < 0.1
 
 # %% [markdown]
-# Why? We changed what this token knows, not what its neighbours are going to tell it. To see where the answer comes from, leave
-# the states as they are and change the graph: in layer 1 the last token shall hear nobody but itself.
+# Why? We have changed the state of this token, but not the messages that it still receives from its neighbours. To see where the answer
+# comes from, we leave the states as they are and change the graph: in layer 1, the last token attends only to itself. On four tokens, the
+# graph of the last layer then is:
+
+# %%
+cut = ga.patterns.causal(4) - ga.convert.from_edge_index(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), width_ratios=(1, 2))
+draw.mask(cut, left, title="no messages to token 3")
+draw.arcs(cut, right, title="the same graph as arcs")
+plt.show()
 
 # %%
 alone = []
@@ -399,21 +401,28 @@ for text in TEXTS["for"][test]:
     last = state.shape[1] - 1
     to_the_last = ga.convert.from_edge_index(torch.tensor([list(range(last)), [last] * last]), last + 1)
     alone.append(chance_of_in(state, 2, ga.patterns.causal(last + 1) - to_the_last))
-print("for, hearing only itself in layer 1: P(' in') =", ", ".join(f"{chance:.2f}" for chance in alone))
+print("for, attending only to itself in layer 1: P(' in') =", ", ".join(f"{chance:.2f}" for chance in alone))
 assert max(alone) < 0.1 < 0.5 < min(early["for"])
 
 # %% [markdown]
-# So its own state after layer 0, edited or not, does not decide: the others tell it, in the last round. In a network of
-# messages one state need not be the only place where something is known, and what can be *read* from a state need not be *used*
-# there.
+# So the state of the token after layer 0 does not decide, edited or not; the messages of the last layer do. In a network of messages,
+# several states can hold the same information, and what can be *read* from a state need not be *used* there.
+#
+# **The answer.** A head reads and writes subspaces of 32 of the 128 dimensions, which its matrices define. An edit of one number in the
+# right subspace changes the prediction, if it happens where the model uses this number, and has no effect where it does not.
 #
 # ## 6. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/08_low_rank_and_subspaces.py).
 #
-# **1. Two heads.** Into how many dimensions can heads 0 and 1 of layer 0 write *together*? (Two subspaces can be added:
-# `circuits.of(...).writes + ...`.)
+# **1. Two heads** (easy, 3 minutes, code). Into how many dimensions can heads 0 and 1 of layer 0 write *together*?
+#
+# <details><summary>Hint</summary>
+#
+# Two subspaces can be added: `circuits.of(...).writes + ...`, and a subspace has a `dim`.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number
@@ -421,12 +430,20 @@ answer = None  # your turn: a number
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-assert answer == torch.linalg.matrix_rank(model.layers[0].heads.W_O[:2].flatten(0, 1)), "not that many"
+assert answer == torch.linalg.matrix_rank(model.layers[0].heads.W_O[:2].flatten(0, 1)), (
+    "another number of dimensions"
+)
 print("right:", answer)
 
 # %% [markdown]
-# **2. A neutral word.** In the cloud of section 1, move the word that was edited there, `cloud[word]`, so that its sentiment is
-# 0 and nothing else about it changes. Give the three numbers, without `edit`.
+# **2. A neutral word** (medium, 5 minutes, code). In the cloud of section 1, move the word that was edited there, `cloud[word]`, so that its sentiment is
+# 0 and nothing else about it changes. Compute the three numbers without `edit`.
+#
+# <details><summary>Hint</summary>
+#
+# Subtract the part of the word that lies along `line`, which has length 1.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a tensor of three numbers
@@ -436,12 +453,18 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 answer = torch.as_tensor(answer, dtype=torch.float64)
 
 assert abs(answer @ line) < 1e-3, f"its sentiment is {answer @ line:.2f}"
-assert torch.allclose(answer, sentiment.reject(cloud[word]), atol=1e-3), "something else about it has changed"
+assert torch.allclose(answer, sentiment.reject(cloud[word]), atol=1e-3), "the perpendicular part has changed"
 print("right:", [round(number, 3) for number in answer.tolist()])
 
 # %% [markdown]
-# **3. How thin could this head be?** What is the smallest rank with which one can write the pattern matrix of the strongest
-# previous-token head of layer 0 so that what is lost is less than 10 % of its size (its Frobenius norm)?
+# **3. How thin could this head be?** (medium, 10 minutes) What is the smallest rank with which one can write the pattern matrix of the strongest
+# previous-token head of layer 0 with an error of less than 10 % of its Frobenius norm?
+#
+# <details><summary>Hint</summary>
+#
+# The best approximation of rank $r$ keeps the $r$ largest singular values. Its error is the norm of the others.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a number
@@ -451,9 +474,9 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 values = lower[int(previous.argmax())].pattern.singular_values()
 lost = [values[rank:].norm() / values.norm() for rank in range(33)]
 
-assert lost[answer] < 0.1, f"with rank {answer} at least {lost[answer]:.0%} is lost"
-assert lost[answer - 1] >= 0.1, "it can be thinner"
-print(f"right: rank {answer} of 32 loses {lost[answer]:.1%}")
+assert lost[answer] < 0.1, f"with rank {answer} the error is at least {lost[answer]:.0%}"
+assert lost[answer - 1] >= 0.1, "a smaller rank is enough"
+print(f"right: rank {answer} of 32 has an error of {lost[answer]:.1%}")
 
 # %% [markdown]
 # ## Sources
@@ -466,4 +489,4 @@ print(f"right: rank {answer} of 32 loses {lost[answer]:.1%}")
 
 # %% [markdown]
 # ---
-# before: [Why the square root?](07_why_the_square_root.ipynb) | [the book](README.md) | next: [Why thin factors?](09_why_thin_factors.ipynb)
+# before: [07. Why the square root?](07_why_the_square_root.ipynb) | [the book](README.md) | next: [09. Why thin factors?](09_why_thin_factors.ipynb)

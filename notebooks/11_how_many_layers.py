@@ -16,7 +16,7 @@
 # A sparse graph is cheap because most pairs of tokens are not connected. Information can still travel between them in several
 # layers: what a token receives in one layer becomes part of the message that it sends in the next. One layer is one hop, and in a
 # model of $L$ layers information travels along paths of at most $L$ edges. So a question about a model, *which tokens can
-# influence this one?*, becomes a question about a graph: *from which nodes is this node reached in $L$ steps?* How many layers
+# [influence](../docs/glossary.md#influence) this one?*, becomes a question about a graph: *from which nodes is this node reached in $L$ steps?* How many layers
 # does a graph need until the last token depends on the first, and which graph needs the fewest for its edges?
 #
 # You need the first two sections of [notebook 01](01_attention_is_message_passing.ipynb).

@@ -73,7 +73,7 @@ print(" ".join(text), " -> ", "abcd"[answers.item()])
 
 # %% [markdown]
 # The task is easy for a token with an edge from the needle: *attend to the token with a mark, and copy its symbol*. Other
-# tokens can receive it by a relay: a token that copies the mark together with the symbol can be attended to in the next layer.
+# tokens can receive it by a [relay](../docs/glossary.md#relay): a token that copies the mark together with the symbol can be attended to in the next layer.
 #
 # ## 2. What the graphs permit
 #

@@ -13,40 +13,36 @@
 # %% [markdown]
 # # Attention, one case of message passing; an MLP, another
 #
-# Attention is message passing of a special kind. What is special about it, what does it cost, and what does it save? Widen it a
-# little and graph attention, convolutions on graphs and other layers come out. Change one function in it, the softmax, and let
-# the senders stand still: out comes the other half of a transformer, the MLP (the small network at each node). Then both halves
-# are the same operation over two graphs.
+# Attention is message passing of a special kind. What is special about it, what does it cost, and what does it save? Change its
+# message, and graph attention, convolutions on graphs and other layers come out. Change one function in it, the softmax, and let
+# the senders be fixed: out comes the other half of a transformer, the MLP (the small network at each node). Then both halves are the
+# same operation over two graphs.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb), and some of [notebook
 # 13](13_communication_and_computation.ipynb).
 #
-# **Afterwards you can** write graph layers and an MLP with the same two functions.
+# **Afterwards you can** write graph layers, GAT among them, and an MLP with the same two functions.
 #
-# before: [Communication and computation](13_communication_and_computation.ipynb) | [the book](README.md) | next: [Induction heads](16_induction_heads.ipynb)
+# before: [13. Communication and computation](13_communication_and_computation.ipynb) | [the book](README.md) | next: [15. What a GNN person asks](15_what_a_gnn_person_asks.ipynb)
 
 # %%
 import inspect
 import sys
 import textwrap
-import warnings
 
 import matplotlib.pyplot as plt
 import torch
-from pictures import write_numbers
+from pictures import use_house_style, write_numbers
 from torch import nn
 from torch.nn import functional
 
 import gnn_attention as ga
+from gnn_attention import patterns
 
-warnings.filterwarnings(
-    "ignore", message="IProgress not found"
-)  # tqdm, on import, about progress bars nobody asked for
+use_house_style()  # before torch_geometric, whose import warns of a missing progress bar
 from torch_geometric.nn import EdgeConv, GATConv, MessagePassing  # noqa: E402
 
-from gnn_attention import patterns  # noqa: E402
-
-sys.path.append("..")  # the examples are beside the notebooks, no part of the package
+sys.path.append("..")  # the examples are beside the notebooks, not in the package
 from examples import pairwise  # noqa: E402
 
 torch.manual_seed(0)
@@ -56,11 +52,11 @@ BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 # %% [markdown]
 # ## 1. The general form
 #
-# $$y_i = \text{update}\Big(\sum_{j \to i} m(x_i, x_j)\Big)$$
+# $$y_i = \text{update}\Big(\underset{j \to i}{\text{aggregate}} \ \text{message}(x_i, x_j)\Big)$$
 #
-# In general message passing the message of an edge may depend on **both of its ends**, in any way, and on nothing else. Is attention
-# of this form? Not as it is usually written, $y_i = \sum_{j \to i} w_{ij} v_j$: the weight $w_{ij}$ has a denominator, in which *all*
-# in-neighbours of $i$ stand. Change the state of token 1, and the weight of another edge into token 3 changes:
+# In message passing the message of an edge may depend on **both of its ends**, in any form, and on nothing else. Is attention of this
+# form? Not as it is usually written, $y_i = \sum_{j \to i} w_{ij} v_j$: the weight $w_{ij}$ has a denominator, in which *all*
+# in-neighbours of $i$ stand. Change the state of token 1, and the weight of another edge, from token 0 to token 3, changes:
 
 # %%
 width, n = 12, 7
@@ -80,9 +76,14 @@ print("the weight of the edge 0 -> 3: {:.4f}; after a change of token 1: {:.4f}"
 assert weights[0] != weights[1]
 
 # %% [markdown]
-# But the denominator is a sum over in-edges as well, so it can travel with the rest. The strict form: the **message** is the pair of
-# $e^{a_{ij}} v_j$ and $e^{a_{ij}}$, with the logit $a_{ij}$, which depends on the two ends alone; the **aggregation** is a sum; the
-# **update** is a quotient. In torch_geometric:
+# But the denominator is a sum over in-edges as well, so it can be aggregated together with the rest:
+#
+# $$\underbrace{\big(e^{a_{ij}} v_j, \ e^{a_{ij}}\big)}_{\text{message}} \quad \to \quad
+#   \underbrace{\sum_{j \to i}}_{\text{aggregate}} \quad \to \quad
+#   \underbrace{\frac{\text{first sum}}{\text{second sum}}}_{\text{update}} \qquad a_{ij} = \frac{q_i \cdot k_j}{\sqrt d}$$
+#
+# The **message** is a pair, and depends on the two ends alone. The **aggregation** is a sum. The **update** is a quotient. With this,
+# attention is message passing in the strict sense. In torch_geometric these are eight lines, and there is no softmax in them:
 
 
 # %%
@@ -90,7 +91,7 @@ class StrictAttention(MessagePassing):
     def forward(self, q, k, v, edge_index):
         return self.propagate(edge_index, q=q, k=k, v=v)
 
-    def message(self, q_i, k_j, v_j):
+    def message(self, q_i, k_j, v_j):  # of both ends, and of nothing else
         mass = ((q_i * k_j).sum(-1, keepdim=True) / q_i.shape[-1] ** 0.5).exp()
         return torch.cat([mass * v_j, mass], dim=-1)
 
@@ -98,25 +99,42 @@ class StrictAttention(MessagePassing):
         return sums[..., :-1] / sums[..., -1:]
 
 
-assert torch.allclose(StrictAttention()(q, k, v, graph.edge_index), out, rtol=0, atol=1e-12)
-print("strict message passing gives what ga.attend gives")
+strict = StrictAttention(aggr="sum")
 
 # %% [markdown]
-# (No real kernel leaves it at that: $e^{a}$ overflows for large logits, so the largest is subtracted first, which changes no quotient.)
+# One graph could agree by accident. A hundred random graphs, of up to 40 tokens, with up to three heads, do not:
+
+# %%
+random = torch.Generator().manual_seed(0)
+largest_difference, edges, silent = 0.0, 0, 0
+for _ in range(100):
+    size, number = torch.randint(2, 41, (), generator=random), torch.randint(1, 4, (), generator=random)
+    g = ga.convert.from_mask(torch.rand(size, size, generator=random) < torch.rand((), generator=random))
+    q, k, v = torch.randn(3, 1, number, size, 8, dtype=torch.float64, generator=random)
+    by_messages, by_library = strict(q, k, v, g.edge_index), ga.attend(q, k, v, g)
+    has_senders = g.in_degree() > 0
+    difference = (by_messages - by_library)[:, :, has_senders].abs()
+    largest_difference = max([largest_difference, *difference.flatten().tolist()])
+    assert by_messages[:, :, ~has_senders].isnan().all()
+    assert not by_library[:, :, ~has_senders].any()
+    edges, silent = edges + g.num_edges, silent + int((~has_senders).sum())
+assert largest_difference < 1e-12
+print(f"100 graphs, {edges} edges: the largest difference is below 1e-12")
+print(f"{silent} receivers have no in-edge: there the quotient is 0 / 0, and the library gives 0")
+
+# %% [markdown]
+# (No kernel leaves it at that: $e^{a}$ overflows for large logits, so the largest is subtracted first, which changes no quotient.)
 #
-# A wider form keeps the two parts apart, and all layers of this notebook are of it:
-#
-# $$y_i = \sum_{j \to i} w_{ij} \, m(x_i, x_j), \qquad w_{ij} = \text{normaliser of the logits } a(x_i, x_{j'}) \text{ of all } j' \to i$$
-#
-# The examples have this as `pairwise.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name of a
-# normaliser that makes weights of logits. This is what it does along an edge:
+# The other layers of this notebook differ in the logit $a$ and in the message. To try them, it is handy to keep the two apart. The
+# examples have a class for this, `pairwise.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name
+# of a normaliser, which turns the logits of all in-edges into weights. It weighs each message, and sums:
 
 # %%
 print(textwrap.dedent(inspect.getsource(pairwise.PairwiseMessages.message)))
 
 # %% [markdown]
-# Four layers that were published under four names are choices of these parts. We write each as two functions and check it
-# against the layer that everybody uses.
+# Four layers that were published under four names are choices of these two functions. We write each of them so, and check it
+# against the usual layer.
 
 # %%
 attention = pairwise.PairwiseMessages.of(heads)  # logit: x_dst W_P x_src, message: x_src W_M
@@ -131,7 +149,7 @@ graph_attention = pairwise.PairwiseMessages(
 assert torch.allclose(graph_attention(x, graph), gat(x, graph.edge_index), rtol=0, atol=1e-12)
 
 mlp = nn.Sequential(nn.Linear(2 * width, 32), nn.ReLU(), nn.Linear(32, 5)).double()
-usual = EdgeConv(mlp, aggr="add")  # before the parts are used: it draws their weights anew
+usual = EdgeConv(mlp, aggr="add")  # made first, because it draws new weights for the MLP
 edge_convolution = pairwise.PairwiseMessages(
     message=lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1))
 )
@@ -145,18 +163,22 @@ assert torch.allclose(mean(x, graph), graph.mask().double() @ x / degree, rtol=0
 print("attention, graph attention, edge convolution, mean of the neighbours: all equal to their usual form")
 
 # %% [markdown]
-# | layer | the logit depends on | the weight is | the message depends on |
+# In the strict form, all four aggregate by a sum:
+#
+# | layer | message of the edge $j \to i$ | update | $a_{ij}$ depends on |
 # |---|---|---|---|
-# | mean of the neighbours | nothing: it is 0 | a softmax: 1 / number of in-neighbours | the sender |
-# | graph attention (GAT) | both ends, each for itself | a softmax over all in-neighbours | the sender |
-# | **attention** | **both ends, as a product** | **a softmax over all in-neighbours** | **the sender, linearly** |
-# | edge convolution | there is none | 1 | both ends |
+# | mean of the neighbours | $(x_j, \ 1)$ | quotient | |
+# | graph attention (GAT) | $(e^{a_{ij}} W x_j, \ e^{a_{ij}})$ | quotient | both ends, through a sum |
+# | **attention** | $(e^{a_{ij}} v_j, \ e^{a_{ij}})$ | quotient, then $W_O$ | **both ends, through a product** |
+# | edge convolution | $\text{MLP}(x_i, \ x_j - x_i)$ | none | |
+#
+# In attention both ends decide *how much* is sent. *What* is sent, $v_j$, is a linear function of the sender alone.
 #
 # ## 2. What attention saves
 #
-# The message of attention does not depend on the receiver. So it can be made **once for each token** and not once for each
-# edge; the logit, a product of two halves, likewise. That is the whole secret of its speed. The same numbers in the general
-# form, where everything is done for each edge:
+# The vector $v_j$ does not depend on the receiver. So it can be computed **once for each token** and not once for each edge. The
+# logit is a product of two vectors, $q_i$ and $k_j$, which are computed once for each token, too. That is why attention is fast. Here
+# are the same numbers in the general form, which computes everything for each edge:
 
 # %%
 tokens = 64
@@ -164,25 +186,25 @@ for name, g in {"causal": patterns.causal(tokens), "window(64, 8)": patterns.win
     shapes = []
     layer = pairwise.PairwiseMessages.of(heads)
     layer.message_of.register_forward_hook(
-        lambda module, ends, said, shapes=shapes: shapes.append(said.shape[-3])
+        lambda module, ends, output, shapes=shapes: shapes.append(output.shape[-3])
     )
     layer(torch.randn(tokens, width, dtype=torch.float64), g)
     assert shapes == [g.num_edges]
-    print(f"{name:>14}: {shapes[0]:>5} messages are made, where attention makes {tokens}")
+    print(f"{name:>14}: {shapes[0]:>5} messages are computed, where attention computes {tokens}")
 
 # %% [markdown]
 # ## 3. What attention gives up
 #
-# A sender says the same to everyone, only louder or softer. In one head all that leaves a token lies on one line (rank 1); with
-# $H$ heads it lies in a space of at most $H$ dimensions. A message of both ends knows no such limit. What one token sends to
-# ten listeners, as ten rows:
+# A sender sends the same to all receivers, times a number. In one head all that leaves a token lies on one line (rank 1); with $H$
+# heads it lies in a space of at most $H$ dimensions. A message of both ends has no such limit. The cell below takes what one token
+# sends to ten receivers as ten rows, and computes their rank:
 
 # %% tags=["S4.18"]
-listeners, sender = 10, 4
+receivers, sender = 10, 4
 
 
 def sent(layer, graph, states):
-    """What travels along the edges out of one sender, [listener, width]."""
+    """What travels along the edges out of one sender, [receiver, width]."""
     recorded_messages = []
     hook = layer.register_message_forward_hook(
         lambda module, inputs, output: recorded_messages.append(output)
@@ -192,7 +214,7 @@ def sent(layer, graph, states):
     return recorded_messages[0][graph.edge_index[0] == sender]
 
 
-states, everyone = torch.randn(listeners, 12, dtype=torch.float64), patterns.full(listeners)
+states, everyone = torch.randn(receivers, 12, dtype=torch.float64), patterns.full(receivers)
 ranks = {}
 for number in (1, 2, 3, 6):
     layer = pairwise.PairwiseMessages.of(ga.StandardHeads(12, number).double())
@@ -203,25 +225,25 @@ print(ranks)
 assert list(ranks.values()) == [1, 2, 3, 6, 10]
 
 # %% [markdown]
-# Does that matter? Here is a task in which it does. A sender knows 8 numbers in a row. There are 8 listeners, numbered from 0,
-# and each must be told the row *turned* by as many places as its number. A message of both ends can be turned for its listener,
-# and that can be written down:
+# Does that matter? Here is a task in which it does. A sender has a row of 8 numbers. There are 8 receivers, numbered from 0, and each
+# must receive the row *rotated* by as many places as its number. A message of both ends can be rotated for its receiver, and that
+# can be written down:
 
 # %%
 ROW = 8
-turned = torch.stack([torch.eye(ROW).roll(places, 1) for places in range(ROW)])  # [listener, from, to]
+turned = torch.stack([torch.eye(ROW).roll(places, 1) for places in range(ROW)])  # [receiver, from, to]
 everyone, names = (
     patterns.cross(ROW, 2),
     torch.eye(ROW),
-)  # 8 listeners, 2 senders; a listener's state is its number
+)  # 8 receivers, whose states are their numbers; 2 senders
 
 
 def rows_and_answers(samples, generator):
-    """What the two senders know, and what each listener should be told."""
+    """The states of the two senders, and what each receiver should receive."""
     row = torch.randn(samples, ROW, generator=generator)
-    knows = functional.pad(row, (0, 1))  # one place more: is it the silent sender?
+    full = functional.pad(row, (0, 1))  # the last place is 1 for the silent sender alone
     silent = functional.one_hot(torch.tensor(ROW), ROW + 1).float().expand(samples, -1)
-    return torch.stack([knows, silent], dim=1), torch.einsum("sf,lft->slt", row, turned)
+    return torch.stack([full, silent], dim=1), torch.einsum("sf,lft->slt", row, turned)
 
 
 turning = pairwise.PairwiseMessages(
@@ -230,18 +252,17 @@ turning = pairwise.PairwiseMessages(
 senders, answers = rows_and_answers(1024, torch.Generator().manual_seed(0))
 turned_messages = turning((senders, names.expand(1024, -1, -1)), everyone)
 assert torch.allclose(turned_messages, answers, atol=1e-6)
-print("a message of both ends: every listener is told exactly what it should be")
+print("a message of both ends: every receiver gets exactly its row")
+
 
 # %% [markdown]
-# Attention has to make do with the same messages for all. (There is a second, silent sender, so that a listener can turn down a
-# head: the softmax must listen to somebody.) With $H$ heads what the 8 listeners are told has rank at most $H + 1$. Whatever
-# its heads have learned, they cannot be better than the best approximation of that rank, which the singular values give. And a
-# plain way to do it is to let each head serve one listener, which leaves $1 - H / 8$ of the error. We train and see.
-
-
+# Attention must do it with one message for all. (There is a second, silent sender, so that a receiver can turn a head off: the
+# weights of a softmax sum to 1, so they must go somewhere.) With $H$ heads, the rows that the 8 receivers get have rank at most
+# $H + 1$. So whatever the heads have learned, they cannot be better than the best approximation of that rank, which the singular
+# values give. A simple solution lets each head serve one receiver, which leaves $1 - H / 8$ of the error. We train and see.
 # %%
 def error_after_training(number, seed, steps=300):
-    """Train attention on fresh rows in every step; the mean squared error on 2048 more (to answer 0 always gives 1)."""
+    """Train attention on new rows in every step; return the mean squared error on 2048 more (an answer of 0 gives 1)."""
     torch.manual_seed(seed)
     heads = ga.StandardHeads(ROW, number, head_dim=8, value_dim=8, source_width=ROW + 1)
     layer, generator = ga.MessagePassingAttention(heads, backend="dense"), torch.Generator().manual_seed(seed)
@@ -269,7 +290,7 @@ least = {number: (energy[:, number + 1 :].sum() / energy.sum()).item() for numbe
 # %%
 figure, ax = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
 ax.plot(
-    COUNTS, [1 - h / 8 for h in COUNTS], "--", color=GREY, label="1 - H / 8: a head for each of H listeners"
+    COUNTS, [1 - h / 8 for h in COUNTS], "--", color=GREY, label="1 - H / 8: a head for each of H receivers"
 )
 ax.plot(COUNTS, list(least.values()), ":", color=RED, label="no rank H + 1 can be below this")
 for seed, marker in enumerate("os"):
@@ -291,9 +312,9 @@ for number, values in errors.items():
     assert min(values) > least[number] - 0.02
 
 # %% [markdown]
-# Trained heads do as well as that plain way or a little better, and stay far from the bound until every listener has its own.
-# Heads in parallel are how transformers live with the limit. The other way is in their second half: a token may be told more
-# than it needs, and pick out its part afterwards, in the MLP.
+# Trained heads do as well as the simple solution or a little better, and stay far from the bound until every receiver has a head of
+# its own. Transformers live with the limit by using several heads. They have a second means, in their other half: a token may receive
+# more than it needs, and pick out its part afterwards, in the MLP.
 #
 # ## 4. The other half
 #
@@ -304,8 +325,8 @@ for number, values in errors.items():
 #
 # Each neuron has a **pattern** $p_j$, which is compared with the token by a dot product, and a **message** $m_j$, which it adds
 # to the token's state, weighted by how well the pattern fits. It is a *sender*. The neurons are nodes that never change, every
-# token hears all of them, and the function $\phi$ (GELU, say, which leaves large numbers as they are and makes nearly 0 of
-# those well below zero) stands where attention has its softmax.
+# token attends to all of them, and the function $\phi$ (such as GELU, which keeps large numbers and maps those well below zero to
+# nearly 0) stands where attention has its softmax.
 
 # %%
 model, vocabulary = ga.model.load_trained()
@@ -319,7 +340,7 @@ with torch.no_grad():
     assert torch.allclose(nodes(state), block.mlp(state), atol=1e-4)
     assert torch.allclose(nodes(state), run.phases[-1].update[0], atol=1e-4)
 print(
-    f"{len(pieces)} tokens hear {len(nodes.patterns)} static nodes: {len(pieces) * len(nodes.patterns)} edges, the same update"
+    f"{len(pieces)} tokens attend to {len(nodes.patterns)} static nodes: {len(pieces) * len(nodes.patterns)} edges, the same update"
 )
 
 # %% [markdown]
@@ -330,11 +351,13 @@ print(
 # | senders | the tokens, another text each time | static nodes, learned once |
 # | pattern, message | computed from the sender's state | parameters |
 # | edges | the mask | all (a bipartite graph: nodes to tokens) |
-# | weights | softmax: shares of 1 | GELU: each for itself |
+# | weights | softmax: shares of 1 | GELU: each alone |
+# | strict form | message $(e^a v_j, e^a)$, sum, quotient | message $\phi(a) \, m_j$, sum, no quotient |
 #
-# The last row is a real difference. Under the softmax senders **compete**: one more that fits well lowers the weights of the
-# others, and somebody is always heard. Under GELU a token may hear many nodes, or nearly none. Left: the weights of the nodes
-# that weigh most, in the last MLP of the trained model. Right: for each token, its 512 weights in order of size.
+# The last two rows are a real difference. Under the softmax senders **compete**: one more sender that fits well lowers the weights of
+# the others, and the weights always sum to 1. Under GELU a token may give large weights to many nodes, or to almost none. The left
+# picture shows the nodes with the largest weights in the last MLP of the trained model; the right picture shows, for each token, its
+# 512 weights in order of size.
 
 # %%
 with torch.no_grad():
@@ -355,18 +378,18 @@ right.axhline(0, color=GREY, linewidth=1)
 right.set(
     xlabel="nodes, in order of weight",
     ylabel="weight",
-    title="a few nodes get large weights, most almost none",
+    title="a few nodes get large weights, most get almost none",
 )
 plt.show()
-loud, sums = (weights.abs() > 0.5).double().mean().item(), weights.sum(1)
+large, sums = (weights.abs() > 0.5).double().mean().item(), weights.sum(1)
 print(
-    f"weights beyond ±0.5: {loud:.0%}; the weights of a token add up to something from {sums.min():.0f} to {sums.max():.0f}"
+    f"weights beyond ±0.5: {large:.0%}; the weights of a token sum to a number from {sums.min():.0f} to {sums.max():.0f}"
 )
 
 # %% [markdown]
-# What does a node say? Its message is as wide as a state, so the unembedding turns it into tokens, just as it does with a
-# state. Here are the nodes that the last token of the sentence hears loudest, and the tokens that their messages make more
-# likely.
+# What does a node send? Its message is as wide as a state, so the unembedding turns it into logits of tokens, as it does with a
+# state. Here are the nodes to which the last token of the sentence gives the largest weights, and the tokens that their messages
+# make more likely.
 
 # %%
 with torch.no_grad():
@@ -378,9 +401,9 @@ with torch.no_grad():
 # %% [markdown]
 # ## 5. A graph for the MLP
 #
-# If an MLP is message passing over a complete bipartite graph, it can have a *sparser* graph as well: each token hears some of
-# the nodes. (Choose the nodes in groups, with a small network that decides for each token, and it is called a *mixture of
-# experts*.) Let every token hear only the $k$ nodes that weigh most for it. How much of the update is left?
+# If an MLP is message passing over a complete bipartite graph, it can have a *sparser* graph as well, in which each token attends to
+# some of the nodes. (If a small network chooses groups of nodes for each token, this is called a *mixture of experts*.) Let every
+# token attend only to the $k$ nodes with its largest weights. How much of the update is left?
 
 # %%
 with torch.no_grad():
@@ -398,8 +421,8 @@ ax.plot(counts, distances, "o-", color=BLUE)
 ax.set(
     xscale="log",
     xticks=counts,
-    xlabel="nodes heard by each token",
-    ylabel="error of the update",
+    xlabel="nodes to which each token attends",
+    ylabel="error, as a share of the update",
     ylim=(-0.03, 1),
 )
 ax.set_xticks(counts, counts)
@@ -414,19 +437,21 @@ assert distances[counts.index(64)] > 0.2
 below_zero = (
     (weights.clamp(max=0) @ nodes.messages).norm() / (full_update - nodes.update_bias).norm()
 ).item()
-print(f"what all nodes with weights below zero say together is {below_zero:.0%} as long as the whole update")
+print(
+    f"the messages of all nodes with weights below zero sum to {below_zero:.0%} of the length of the update"
+)
 
 # %% [markdown]
-# Eight nodes of 512 do about half of it. The rest is slow to come: it is the many weights just below zero, each next to nothing
-# and together a good part. This model was trained to hear all its nodes; one that is trained to hear few (or under ReLU, which
-# is zero for whatever does not fit) can leave the others out without a loss.
+# Eight nodes of 512 do about half of it. The rest comes slowly: it is in the many weights just below zero, each of them almost nothing,
+# and together a good part. This model was trained to attend to all its nodes. A model that is trained with few (or under ReLU, which
+# is zero for whatever does not fit) can leave the others out without any error.
 
 # %% [markdown]
 # ## 6. In between
 #
 # Both changes can be made one at a time.
 #
-# **Softmax, but senders that stand still.** Hold a context fixed, and its tokens are static nodes, with a pattern and a message
+# **Softmax, but static senders.** Hold a context fixed, and its tokens are static nodes, with a pattern and a message
 # each: that is what a cache is. Adding learned nodes of this kind to the real ones is *persistent memory*, or *prefix tuning*.
 
 # %%
@@ -434,13 +459,13 @@ heads = ga.StandardHeads(width, 3).double()
 context, newcomers = torch.randn(9, width, dtype=torch.float64), torch.randn(4, width, dtype=torch.float64)
 cached = [pairwise.StaticNodes.of_context(heads, context, head) for head in range(3)]
 
-heard = ga.MessagePassingAttention(heads)((context, newcomers), patterns.cross(4, 9))
-assert torch.allclose(sum(nodes(newcomers) for nodes in cached), heard, rtol=0, atol=1e-12)
+attended = ga.MessagePassingAttention(heads)((context, newcomers), patterns.cross(4, 9))
+assert torch.allclose(sum(nodes(newcomers) for nodes in cached), attended, rtol=0, atol=1e-12)
 print("attention to a context = static nodes under a softmax, summed over heads")
 
 # %% [markdown]
-# **GELU, but senders from the context.** For each receiver this is an MLP whose two matrices have been written by the tokens it
-# hears: a *contextual MLP*. The edges are still those of the mask.
+# **GELU, but senders from the context.** For each receiver this is an MLP whose two matrices come from the tokens to which it
+# attends: a *contextual MLP*. The edges are still those of the mask.
 
 # %%
 contextual = pairwise.PairwiseMessages.of(heads, normaliser="gelu")
@@ -449,7 +474,7 @@ update = contextual(context, causal)
 
 i, mlp_sum = 5, torch.zeros(width, dtype=torch.float64)
 for head in range(3):
-    by = pairwise.StaticNodes.of_context(heads, context[: i + 1], head, "gelu")  # whom token 5 hears
+    by = pairwise.StaticNodes.of_context(heads, context[: i + 1], head, "gelu")  # the senders of token 5
     W_1, W_2 = by.patterns, by.messages.T
     mlp = nn.Sequential(
         nn.Linear(width, i + 1, bias=False), nn.GELU(), nn.Linear(i + 1, width, bias=False)
@@ -457,7 +482,9 @@ for head in range(3):
     mlp[0].weight.data, mlp[2].weight.data = W_1.data, W_2.data
     mlp_sum = mlp_sum + mlp(context[i])
 assert torch.allclose(update[i], mlp_sum, rtol=0, atol=1e-12)
-print(f"to token {i} each head is an MLP with {i + 1} hidden neurons, one for every token it hears")
+print(
+    f"to token {i} each head is an MLP with {i + 1} hidden neurons, one for every token to which it attends"
+)
 
 # %% [markdown]
 # ## 7. Exercises
@@ -465,8 +492,14 @@ print(f"to token {i} each head is an MLP with {i + 1} hidden neurons, one for ev
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/14_one_limiting_case.py).
 #
-# **1. The plain mean.** For which `W_Q` is attention, whatever the other matrices, the plain mean of the messages that arrive?
+# **1. The plain mean** (easy, 2 minutes). For which `W_Q` is attention, whatever the other matrices, the plain mean of the messages that arrive?
 # Give a tensor of shape `[1, 12, 4]`.
+#
+# <details><summary>Hint</summary>
+#
+# All weights of a receiver are equal if all its logits are.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a tensor [1, 12, 4]
@@ -479,13 +512,19 @@ layer = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(answer, W_K, W_V
 states = torch.randn(n, 12)
 expected = graph.mask().float() @ (states @ W_V[0] @ W_O[0]) / graph.in_degree()[:, None]
 assert torch.allclose(layer(states, graph), expected, atol=1e-4), (
-    "some token still hears one sender more than another"
+    "some token still gives one sender a larger weight than another"
 )
 print("right")
 
 # %% [markdown]
-# **2. A message of both ends.** Write the message with which the sum over in-edges is $\sum_{j \to i} (x_j - x_i)$: how a token
-# differs from those it hears. (On a road map this is how heat flows.)
+# **2. A message of both ends** (medium, 5 minutes, code). Write the message with which the sum over in-edges is $\sum_{j \to i} (x_j - x_i)$: how the senders of
+# a token differ from it. (On a graph this is how heat flows.)
+#
+# <details><summary>Hint</summary>
+#
+# The function gets the states of both ends of all edges at once, `[edges, width]` each.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: a function of x_dst and x_src
@@ -498,11 +537,17 @@ expected = mask @ states - mask.sum(1, keepdim=True) * states
 assert torch.allclose(pairwise.PairwiseMessages(answer)(states, graph), expected, atol=1e-5), (
     "not the sum of differences"
 )
-print("right: a message of attention has no place for it, since it would depend on who hears it")
+print("right: attention has no place for it, since this message depends on its receiver")
 
 # %% [markdown]
-# **3. Static nodes by hand.** Two static nodes under ReLU that compute $|x|$ for a state of one number: give their patterns and
+# **3. Static nodes by hand** (medium, 10 minutes). Two static nodes under ReLU that compute $|x|$ for a state of one number: give their patterns and
 # messages, each a tensor of shape `[2, 1]`.
+#
+# <details><summary>Hint</summary>
+#
+# $|x| = \text{ReLU}(x) + \text{ReLU}(-x)$.
+#
+# </details>
 
 # %% tags=["exercise"]
 answer = None  # your turn: (patterns, messages)
@@ -514,6 +559,45 @@ numbers = torch.linspace(-3, 3, 13)[:, None]
 nodes = pairwise.StaticNodes(*answer, normaliser="relu")
 assert torch.allclose(nodes(numbers), numbers.abs()), "not |x|"
 print("right: |x| =", nodes(numbers).flatten().tolist()[::3], "...")
+
+# %% [markdown]
+# **4. Without the quotient** (medium, 10 minutes, code). Leave the update of `StrictAttention` out. What breaks? Write a class with two methods, `forward` and
+# `message`, that returns $\sum_{j \to i} e^{a_{ij}} v_j$ alone. Then say what happens if 1 is added to *every* logit. Attention does not
+# change. By which factor does your sum grow? Give both, the class and the factor.
+#
+# <details><summary>Hint</summary>
+#
+# Copy `StrictAttention`, send the first half of the pair, and delete `update`: without it, PyG returns the sum. For the factor,
+# write $e^{a + 1}$ as a product.
+#
+# </details>
+
+# %% tags=["exercise"]
+answer = None  # your turn: (a subclass of MessagePassing, a number)
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+layer, factor = answer[0](aggr="sum"), answer[1]
+
+g = patterns.causal(6)
+q, k, v = torch.randn(3, 1, 1, 6, 4, dtype=torch.float64)
+sums = layer(q, k, v, g.edge_index)
+mass = (q @ k.mT / 2).exp() * g.mask()
+assert torch.allclose(sums, mass @ v), "not the sum of e^a v"
+# one channel more, which adds 1 to each logit: 5 channels are scaled by the root of 5, and 4 by the root of 4
+one = torch.full((1, 1, 6, 1), 5**0.25, dtype=torch.float64)
+longer_q, longer_k = torch.cat([q * (5 / 4) ** 0.5, one], -1), torch.cat([k, one], -1)
+assert torch.allclose(
+    ga.attend(longer_q, longer_k, v, g), ga.attend(q, k, v, g)
+)  # the quotient does not notice
+assert torch.allclose(layer(longer_q, longer_k, v, g.edge_index), factor * sums), "another factor"
+totals = layer(q, k, torch.ones_like(v), g.edge_index)[0, 0, :, 0]
+print("right. Attention maps values of 1 to 1. Your sum maps them, for tokens 0 to 5, to")
+print(
+    "   ",
+    ", ".join(f"{total:.1f}" for total in totals),
+    "\nsince each token has one in-edge more than the token before.",
+)
 
 # %% [markdown]
 # ## Sources
@@ -530,4 +614,4 @@ print("right: |x| =", nodes(numbers).flatten().tolist()[::3], "...")
 
 # %% [markdown]
 # ---
-# before: [Communication and computation](13_communication_and_computation.ipynb) | [the book](README.md) | next: [Induction heads](16_induction_heads.ipynb)
+# before: [13. Communication and computation](13_communication_and_computation.ipynb) | [the book](README.md) | next: [15. What a GNN person asks](15_what_a_gnn_person_asks.ipynb)

@@ -105,7 +105,7 @@ def draw_cloud(ax, points, judgement, title):
     """Points of space as dots, from red (bad) to blue (good)."""
     colours, edge = plt.get_cmap("coolwarm_r", 5), {"edgecolor": "black", "linewidth": 0.3}
     ax.scatter(*points.T, c=judgement, cmap=colours, s=22, depthshade=False, **edge)
-    ax.set(xticklabels=[], yticklabels=[], zticklabels=[], xlim=(-2, 2), ylim=(-2, 2), zlim=(-1.8, 1.8))
+    ax.set(xticklabels=[], yticklabels=[], zticklabels=[], xlim=(-2.3, 2.3), ylim=(-2.3, 2.3), zlim=(-1.9, 1.9))
     ax.set_title(title, y=0.98)
     ax.view_init(24, -72)
 

@@ -159,7 +159,7 @@ def draw_rows(
         ax.text(1.01, level, f"{row.sum()} of {n}", va="center", fontsize=9, transform=transform)
     top, token = is_lit[-1:].nonzero().T
     ax.plot(token, top + len(stack), "D", color=RED, markersize=max(size, 6), zorder=3, label="the token")
-    kinds = (is_lit, BLUE, BLUE, "its state reaches the token"), (~is_lit, GREY, "white", "its state does not")
+    kinds = (is_lit, BLUE, BLUE, "its state reaches the token"), (~is_lit, GREY, "white", "does not reach it")
     for is_kind, colour, face, text in kinds:
         level, token = is_kind.nonzero().T
         ax.plot(token, level, "o", color=colour, markerfacecolor=face, markersize=size, label=text)

@@ -2,7 +2,7 @@
 # # Solutions of [notebook 07](../07_why_the_square_root.ipynb)
 
 # %% [markdown]
-# **1. Louder channels.**
+# **1. Larger numbers.**
 
 # %%
 answer = 1 / 32
@@ -14,8 +14,19 @@ answer = 1 / 32
 answer = 2.29
 
 # %% [markdown]
-# **3. Out of its reach.**
+# **3. No choice.**
 
 # %%
-# whoever hears only one sender gives it everything
+# A receiver with a single in-edge gives it all the weight.
 answer = ga.patterns.self_loops(6)
+
+# %% [markdown]
+# **4. The gradient of a softmax.**
+
+
+# %%
+def jacobian(weights):
+    return weights.diag() - torch.outer(weights, weights)
+
+
+answer = jacobian

@@ -6,7 +6,7 @@
 
 # %%
 combined = lower[0].writes + lower[1].writes
-# the sum of both, since they share no direction exactly
+# The dimensions add up, since the two subspaces share no direction.
 answer = combined.dim
 
 # %% [markdown]
