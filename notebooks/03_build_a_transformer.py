@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Build a transformer from message passing
 #
-# Chapters 01 and 02 took a trained model apart. Here we start from an empty file and build one. **How much code is a transformer if
+# Chapter 02 ended with a model that was trained already. Here we start from an empty file and build one. **How much code is a transformer if
 # its attention is message passing, and can we watch it learn something that nobody wrote into it?** We begin with a model that is
-# almost nothing, read its loss, and improve it one step at a time, with the mistakes that everyone makes on the way. At the end the
+# almost nothing, read its loss, and improve it one step at a time, with mistakes that are easy to make. At the end the
 # file has fewer than 60 lines, a model trains in less than a minute, and an edge appears in its attention. All cells together run for
 # about two minutes on one core.
 #
@@ -326,7 +326,7 @@ class Attention(MessagePassing):
 # changes these numbers like all others.
 #
 # **Mistake 2: a softmax over all edges.** Without `index`, as in `scores.softmax(0)`, all edges of the batch share one unit of weight, and
-# every receiver gets almost nothing. No error is raised. So check that the weights of each receiver sum to 1.
+# every receiver receives almost nothing. No error is raised. So check that the weights of each receiver sum to 1.
 
 # %%
 torch.manual_seed(0)
@@ -380,10 +380,11 @@ fit("mistake 3, no residual", AttentionOnly(False))
 torch.manual_seed(0)
 fit("version 2, attention", AttentionOnly(True))
 assert LOSSES["version 2, attention"][0] < LOSSES["mistake 3, no residual"][0] - 0.1
+assert LOSSES["version 0, no edges"][0] < LOSSES["mistake 3, no residual"][0]
 
 # %% [markdown]
 # **Mistake 3: the forgotten residual.** Without `x +`, a token keeps of its own state only what it sends to itself, mixed with all other
-# messages. The loss is then above that of version 0, which has no attention at all. With it, each layer *adds* what the token
+# messages. Its loss is higher than that of version 0, which has no attention at all. With `x +`, each layer *adds* what the token
 # receives, and its state remains. This running sum is the **[residual stream](../docs/glossary.md#residual-stream)**.
 #
 # Attention no longer blurs what it receives, so mistake 1 now shows itself:
@@ -486,6 +487,8 @@ def measure_heads(model):
 
 
 STEPS = 800
+torch.manual_seed(0)
+model = Transformer(1024)  # the same parameters as before, also if this cell runs twice
 steps, snapshots, measures = range(0, STEPS + 1, 50), [toy_weights(model)], [measure_heads(model)]
 for step, _ in enumerate(train(model, sample_batches(STEPS), EDGES), 1):
     if step % 50 == 0:
@@ -507,8 +510,7 @@ for ax in axes.flat[2 * len(steps) :]:
 plt.show()
 
 # %% [markdown]
-# Each pair of pictures is the same set of weights, the mean over the four heads, as a mask on the left and as arcs on the right; darker
-# cells and wider arcs are larger weights. At step 0 all weights of a receiver are nearly equal. At step 50 most receivers attend to the
+# Each pair shows the same weights, the mean over the four heads, as a mask and as arcs; darker cells and wider arcs are larger weights. At step 0 all weights of a receiver are nearly equal. At step 50 most receivers attend to the
 # same two tokens: look at the columns 0 and 3. Between steps 300 and 450 a line of four dark cells appears below the diagonal, and the four
 # orange arcs grow. No part of the code mentions copies or three positions back: the model has found the edges because they lower the loss.
 #
@@ -539,9 +541,10 @@ assert previous[-1][relay] > 0.5
 assert losses.max() > math.log(1024) > losses[-1]
 
 # %% [markdown]
-# For the first 250 steps the weight stays small, and the loss rises above the chance level, because the model learns ordinary text and
-# random tokens are not like it. Then, within some 200 steps, one head of layer 0 turns to the previous token (blue), the heads of layer 1
-# turn to the induction edge (orange), and the loss falls below the chance level. Olsson et al. (2022) describe such a sudden phase in large models.
+# For the first 250 steps the weight stays small, and the loss rises above the chance level, because the model learns what text is like,
+# and random tokens are not like it. Then, within some 200 steps, one head of layer 0 turns to the previous token (blue), the heads of layer 1
+# turn to the induction edge (orange), and the loss falls below the chance level. Olsson et al. (2022) describe such
+# a sudden change in large models.
 #
 # ### Was it luck, and what did it need?
 #
@@ -585,8 +588,8 @@ assert min(seeds) > 2 * max(without_periods, without_slope)
 #
 # ## 7. What the edge does, and what the model writes
 #
-# Does the model *use* the edge? In a model made of message passing, cutting an edge means leaving a column out of `edge_index`. Layer 1
-# then cannot send along it. Here is the probability of *is* after the second *value*, with all edges, without the induction edge
+# Does the model *use* the edge? In a model made of message passing, cutting an edge means leaving a column out of `edge_index`. Then
+# no layer sends along it. Here is the probability of *is* after the second *value*, with all edges, without the induction edge
 # $3 \to 6$, and without another edge into token 6.
 
 
@@ -617,7 +620,7 @@ print(write(model))
 # It looks like Python and means nothing, which is what less than a minute of training buys. The model that ships with this package has the
 # same parts. It is twice as wide, and it was trained for longer.
 #
-# Last, all models in one table. Version 0 has a second row, in which it is trained for as long as the transformer.
+# Last, all models in one table. In a second row, version 0 is trained for as long as the transformer.
 
 # %%
 torch.manual_seed(0)
@@ -636,10 +639,9 @@ assert control[0] < transformer[0] - 0.1
 assert control[1] > transformer[1] + 1
 
 # %% [markdown]
-# At 200 steps each version is better than the one before, on both kinds of text. At 800 steps the comparison is more instructive. On ordinary
-# texts our transformer is about as good as a table of pairs. On periodic texts it is better by far, and what it does there is
-# induction. The two kinds of text compete for a small model and a short training: after half of the steps, the control that saw ordinary
-# texts alone is the best honest model for them, and far behind on periodic texts.
+# At 200 steps each version is better than the one before, on both kinds of text. At 800 steps the comparison is more instructive: on
+# ordinary texts our transformer is about as good as a table of pairs. On periodic texts it is better by far, and what it does there is
+# induction. The two kinds of text compete for a small model: after half of the steps, the control that saw ordinary texts alone has the lowest loss on them of all models without a leak, and a high one on periodic texts.
 #
 # ## 8. The whole file
 #
@@ -725,6 +727,9 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 total = answer(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 5.0]]), torch.tensor([2, 2, 0]), 4)
 assert total.shape == (4, 2), f"expected a row for each of 4 nodes, got {tuple(total.shape)}"
 assert not total[[1, 3]].any(), "a node without in-edges has a row of zeros"
+assert total[2].tolist() == [3, 0], (
+    f"node 2 receives two messages, whose sum is [3, 0], not {total[2].tolist()}"
+)
 assert total.tolist() == [[0, 5], [0, 0], [3, 0], [0, 0]], "each message goes to the row of its receiver"
 print("right")
 
@@ -745,7 +750,7 @@ answer = None  # your turn: a function of num_texts, length and width that retur
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 window = ga.convert.from_edge_index(answer(1, 6, 3), 6)
-assert window == ga.patterns.window(6, 3), f"one text of six tokens:\n{window}"
+assert window == ga.patterns.window(6, 3), f"your graph for one text is not window(6, 3):\n{window}"
 pair = ga.convert.from_edge_index(answer(2, 6, 3), 12)
 assert pair == ga.patterns.window(12, 3) & ga.patterns.documents([6, 6]), "two texts must not share an edge"
 print("right:\n", window, sep="")
@@ -766,7 +771,9 @@ answer = None  # your turn: a number of layers
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-assert answer == ga.analyse.layers_between(ga.patterns.window(8, 3), 3, 6), "each layer is one hop"
+assert answer == ga.analyse.layers_between(ga.patterns.window(8, 3), 3, 6), (
+    "each layer is one hop, of at most two tokens"
+)
 print("right: token 4 or 5 relays it; the induction head of this chapter needs the edge itself")
 
 # %% [markdown]

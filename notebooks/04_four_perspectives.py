@@ -370,9 +370,8 @@ for layer, trained in enumerate(model.layers):
 # The fourth story is the one this library is built on. There is a **network**: one node for each token, and an edge $j \to i$
 # wherever the mask lets $i$ attend to $j$. A node's state is its residual stream. Attention is the **protocol** by which the nodes
 # communicate. Its seven steps, which [notebook 01](01_attention_is_message_passing.ipynb) computes by hand, are the last column of
-# the table in section 1. Here they are for *out* and its seven senders:
-#
-# All seven steps of any edge, drawn and with their numbers: [the page](../docs/explore.html) that `gnn-attention explore "Llamas do not output words"` writes.
+# the table in section 1. ([The page](../docs/explore.html) that `gnn-attention explore "Llamas do not output words"` writes draws
+# all seven steps of any edge, with their numbers.) Here they are for *out* and its seven senders:
 
 # %%
 steps = call.terms("message exchange")
@@ -461,9 +460,9 @@ assert [phase.name for phase in run.phases] == ["communication", "computation"] 
 # wrong for *how it is learned*: a product of two thin matrices learns differently from one square matrix, though it is the
 # same function ([notebook 09](09_why_thin_factors.ipynb), section 4).
 #
-# **Are there others?** "Dear reader, do you know of any?", the text ends. Here is one. Hold the weights fixed, and what is left is
-# *diffusion on a graph*: a linear map of the states, computed by a sparse product, which mixes but never creates. Everything that
-# is not linear in attention is in the choice of the weights.
+# **Are there others?** The text ends with the question "Dear reader, do you know of any?" Here is one. Hold the weights fixed, and what is
+# left is *diffusion on a graph*: a linear map of the states, computed by a sparse product. Everything in attention that is not linear
+# is in the choice of the weights.
 
 # %% tags=["S4.24"]
 src, dst = call.edge_index

@@ -252,7 +252,7 @@ for row, six in zip(axes, (ga.patterns.causal(6), ga.patterns.window(6, 3)), str
 plt.show()
 
 # %% [markdown]
-# Token 4 has five in-edges (red) in the causal graph and three in the window.
+# Token 4 has five in-edges (orange) in the causal graph and three in the window.
 
 # %% tags=["S4.7"]
 causal = ga.patterns.causal(6)
@@ -330,7 +330,7 @@ assert merged.scale == heads.scale == 64**-0.5
 # ## 6. After training
 #
 # All of this concerns the *first* step of training, when queries and keys are random. During training the matrices may grow, and the
-# logits with them, so a head can become as sharp as the loss requires. For each head of the trained model that ships with the package,
+# logits with them, so a head can become as sharp as the task requires. For each head of the trained model that ships with the package,
 # we print the standard deviation of the logits of a receiver, and the largest weight of a typical receiver with 32 or more senders.
 
 # %%

@@ -33,7 +33,7 @@ import math
 
 import matplotlib.pyplot as plt
 import torch
-from pictures import BLUE, GREY, ORANGE, RED, draw_cloud, use_house_style
+from pictures import BLUE, GREY, ORANGE, RED, draw_cloud, use_house_style, write_words
 from torch.nn import functional
 
 import gnn_attention as ga
@@ -95,10 +95,11 @@ print(
 
 # %% [markdown]
 # Together with a second line it spans a **plane**, a subspace of two dimensions. The projection onto the plane keeps two numbers of a word
-# and drops one. In the pictures, red words are bad and blue words are good.
+# and drops one.
 
 # %%
 second = torch.tensor([-0.5, 1.0, 0.0], dtype=torch.float64)
+across = functional.normalize(sentiment.reject(second), dim=0)  # in the plane, at right angles to the line
 plane = circuits.Subspace.spanned_by(torch.stack([line, second]))
 shadow = plane.project(cloud)
 assert torch.allclose(plane.projector() @ plane.projector(), plane.projector())
@@ -106,43 +107,47 @@ assert torch.linalg.matrix_rank(plane.projector()) == plane.dim == 2
 assert torch.allclose(plane.project(shadow), shadow)  # a second projection changes nothing
 
 # %%
-SOME_WORDS = ["awful", "bad", "poor", "dull", "dry", "plain", "fine", "nice", "good", "superb"]
-figure = plt.figure(figsize=(13, 4.9))
-titles = (
-    "the cloud, its sentiment line, and one edit",
-    "every word projected onto the line",
-    "... and onto a plane",
+WORDS = """vile horrid awful dreadful cruel nasty ugly rotten bad sad poor weak sour dull stale dry odd slow plain usual
+mild calm neat fair fine clean nice sound good sweet warm glad kind bright lovely great lucky superb splendid perfect"""
+figure = plt.figure(figsize=(13, 5.2))
+cells = figure.add_gridspec(1, 2, width_ratios=[1, 2.3])
+space = figure.add_subplot(cells[0], projection="3d")
+draw_cloud(space, cloud, judgement, "forty words in space, a line and a plane")
+space.set(zlim=(-2.3, 2.3))
+space.plot(*(line[:, None] * torch.tensor([-2.6, 2.6])), color="black", linewidth=1.5)
+corners = torch.stack(
+    [a * line + b * across for a, b in ((-2.6, -1.5), (2.6, -1.5), (2.6, 1.5), (-2.6, 1.5))]
 )
-for number, title in enumerate(titles, 1):
-    ax = figure.add_subplot(1, 3, number, projection="3d")
-    draw_cloud(ax, cloud, judgement, title)
-    if number < 3:
-        ax.plot(*(line[:, None] * torch.tensor([-2.6, 2.6])), color="black", linewidth=1.5)
-    if number == 1:
-        for index, name in zip(range(2, 40, 4), SOME_WORDS, strict=True):
-            ax.text(*(cloud[index] + 0.08), name, fontsize=8)
-        ax.quiver(*cloud[word], *(edited - cloud[word]), color=BLUE, linewidth=2.5, arrow_length_ratio=0.12)
-    landing = sentiment.project(cloud) if number == 2 else shadow if number == 3 else None
-    if landing is not None:
-        for start, end in zip(cloud, landing, strict=True):
-            ax.plot(*torch.stack([start, end]).T, color=GREY, linewidth=0.8)
-    if number == 3:
-        across = functional.normalize(
-            sentiment.reject(second), dim=0
-        )  # in the plane, at right angles to the line
-        corners = torch.stack(
-            [a * line + b * across for a, b in ((-2.4, -1.3), (2.4, -1.3), (2.4, 1.3), (-2.4, 1.3))]
-        )
-        ax.plot_trisurf(*corners.T, triangles=[[0, 1, 2], [0, 2, 3]], color=BLUE, alpha=0.2)
+space.plot_trisurf(*corners.T, triangles=[[0, 1, 2], [0, 2, 3]], color=BLUE, alpha=0.2)
+for point, projection in zip(cloud, shadow, strict=True):
+    space.plot(*torch.stack([point, projection]).T, color=GREY, linewidth=0.8)
+
+flat = figure.add_subplot(cells[1])
+plane_coordinates = torch.stack([shadow @ line, shadow @ across], dim=1)
+flat.axhline(0, color="black", linewidth=1.5)
+colours = plt.get_cmap("coolwarm_r", 5)
+flat.scatter(*plane_coordinates.T, c=judgement, cmap=colours, edgecolor="black", linewidth=0.3, zorder=3)
+flat.set(title="the same words, projected onto the plane, and one edit")
+flat.set(xlabel="along the line", ylabel="across")
+flat.set(xlim=(-2.8, 3.5), ylim=(-1.4, 1.05))
+steps = torch.linspace(0, 1, 100, dtype=torch.float64)[:, None]
+start, end = plane_coordinates[word], torch.stack([edited @ line, edited @ across])
+black_line = torch.tensor([[-3.0, 0.0]]) + steps * torch.tensor([[6.6, 0.0]])
+blue_arrow = start + steps * (end - start)
+flat.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 2.5})
+assert write_words(flat, plane_coordinates, WORDS.split(), avoid=torch.cat([black_line, blue_arrow])) > 36
 plt.show()
+assert cloud.abs().max() < 2.3  # every dot is inside the box
 
 # %% [markdown]
-# Grey lines connect each word with its projection: they lead to the line in the middle picture, and to the plane on the right.
+# Red words are bad and blue words are good. On the left, each grey line connects a word with its projection onto the plane. On the right
+# you look straight at this plane, and the black line is the sentiment line. The blue arrow is the edit. It is parallel to the line, so
+# the other coordinate keeps its value.
 #
 # ## 2. A head's matrices are nearly all zero, seen from the right angle
 #
 # The states of our trained model have 128 numbers, and its heads have channels of 32. A pattern matrix $W_P = W_Q W_K^\top$ is 128 wide and
-# high, and has rank 32: it reads 32 lines of the receiver and 32 lines of the sender ("hyperlines", says the text), and no more.
+# high, and has rank 32: it reads 32 lines of the receiver and 32 lines of the sender (the text calls them "hyperlines"), and no more.
 # Its **singular values** say how strongly it reads each; after the 32nd they are 0. The dashed curves are those of an untrained head.
 
 # %%
@@ -194,7 +199,8 @@ assert effective_rank(message).min() > 15
 # In layer 0, the patterns use three to six of their 32 directions. The *messages* stay broad, since a message must carry the content of any
 # token. Two heads of layer 1 have patterns as broad as those of an untrained head.
 #
-# LoRA uses the same fact: an update of low rank changes a matrix along few directions only. So one head can change little of a state.
+# LoRA uses the same fact: an update of low rank changes a matrix along few directions only. In the same sense, one head can change a
+# state in at most 32 of its 128 dimensions.
 #
 # ## 3. What a head can read, and where it can write
 #
@@ -247,8 +253,8 @@ print(f"{share:.0%} of the length of a random change is outside of what this hea
 # A head of layer 1 can use what a head of layer 0 writes only if it reads where the other writes. So we compare subspaces. The mean
 # squared cosine of the angles between two subspaces is 1 if one lies in the other, and about a quarter for random subspaces of 32 in 128
 # dimensions. The left table shows it for what each head of layer 1 reads **as a sender's key** and what each head of layer 0 writes.
-# (`circuits.each(block)` includes the norm before the heads.) The right table includes strengths, as *composition*: the share
-# of what the one writes that the other reads, where the value of unrelated heads is $1 / \sqrt{128} = 0.09$.
+# (`circuits.each(block)` includes the norm before the heads.) The right table also takes strengths into account, as *composition*: the
+# share of what one head writes that the other reads. Unrelated heads have the value $1 / \sqrt{128} = 0.09$.
 
 # %%
 lower, upper = (circuits.each(block) for block in model.blocks)
@@ -261,7 +267,7 @@ room = torch.tensor(
 strength = torch.tensor(
     [[float(circuits.composition(early, late, "k")) for early in lower] for late in upper]
 )
-figure, axes = plt.subplots(1, 2, figsize=(11, 3.6))
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
 for ax, table, title in (
     (axes[0], room, "overlap of the subspaces"),
     (axes[1], strength, "composition: with strengths"),
@@ -284,13 +290,13 @@ assert (room[[1, 2]] - 0.25).abs().max() < 0.02
 
 # %% [markdown]
 # Heads 0 and 3 of layer 1 are induction heads, which attend to the token after an earlier copy of the current one. Heads 2 and 3 of
-# layer 0 write into each token which token precedes it. The matrices alone show the connection, without running the model: the two
+# layer 0 write into the state of each token which token precedes it. The matrices alone show the connection, without running the model: the two
 # induction heads read best where the other two write, and the remaining heads of layer 1 are at the level of unrelated heads. (Head 0 of
-# layer 0 is read too; it attends farther back.) [Notebook 16](16_induction_heads.ipynb) follows this circuit.
+# layer 0 is read too, although it is not a previous-token head.) [Notebook 16](16_induction_heads.ipynb) follows this circuit.
 #
 # ## 5. The same edit, in the trained model
 #
-# Now we repeat the edit of section 1 in states that we have not placed ourselves. Our model reads Python, where ` in` follows
+# Now we repeat the edit of section 1 in states that a model has learned. Our model reads Python, where ` in` follows
 # `for name`, but not `if name`. Is there a line in its states for this difference? We take pairs of texts with the same last token, after
 # `for` and after `if`, and read the state of the last token after the attention of the last layer and before its MLP, when
 # all communication is done. The line is the difference of the two means.
@@ -405,7 +411,7 @@ print("for, attending only to itself in layer 1: P(' in') =", ", ".join(f"{chanc
 assert max(alone) < 0.1 < 0.5 < min(early["for"])
 
 # %% [markdown]
-# So the state of the token after layer 0 does not decide, edited or not; the messages of the last layer do. In a network of messages,
+# So the state of the token after layer 0 does not decide the answer, edited or not. The messages of the last layer do. In a network of messages,
 # several states can hold the same information, and what can be *read* from a state need not be *used* there.
 #
 # **The answer.** A head reads and writes subspaces of 32 of the 128 dimensions, which its matrices define. An edit of one number in the
@@ -457,7 +463,7 @@ assert torch.allclose(answer, sentiment.reject(cloud[word]), atol=1e-3), "the pe
 print("right:", [round(number, 3) for number in answer.tolist()])
 
 # %% [markdown]
-# **3. How thin could this head be?** (medium, 10 minutes) What is the smallest rank with which one can write the pattern matrix of the strongest
+# **3. How thin could this head be?** (medium, 10 minutes). What is the smallest rank with which one can write the pattern matrix of the strongest
 # previous-token head of layer 0 with an error of less than 10 % of its Frobenius norm?
 #
 # <details><summary>Hint</summary>

@@ -41,7 +41,7 @@ import matplotlib.pyplot as plt
 import networkx as nx
 import numpy as np
 import torch
-from pictures import use_house_style
+from pictures import BLUE, GREY, RED, draw_pairs, use_house_style
 
 import gnn_attention as ga
 from gnn_attention import algebra, analyse, draw, patterns
@@ -49,7 +49,6 @@ from gnn_attention.convert import catalogue
 from gnn_attention.convert.expressions import parse
 
 use_house_style()
-BLUE, RED, GREY = "#0072B2", "#D55E00", "#999999"
 
 # %% [markdown]
 # ## 1. Three ways to see a graph
@@ -100,7 +99,23 @@ assert len(entries) == 90
 print(inspect.getdoc(patterns.natten).partition("\n\n")[0])
 
 # %% [markdown]
-# Sixteen expressions at 64 tokens, as masks. Dark cells are edges. Are they sixteen graphs? Look closely before you go on.
+# Four of them at eight tokens, as masks above and as arcs below. Find the same edges in both. A window makes a band in the mask, and short
+# arcs. A stride makes parallel diagonals, and long arcs. A hub makes a full column, and a fan of arcs that start at one token. Packed texts
+# make triangles, and no arc leads from one text to the other.
+
+# %%
+small = [
+    patterns.window(8, 3),
+    patterns.dilated(8, 3, 3),
+    patterns.sink_window(8, 2, 1),
+    patterns.documents([5, 3]),
+]
+draw_pairs(small, draw.arcs, [graph.name for graph in small], links_height=0.55)
+plt.show()
+assert not any(src < 5 <= dst for src, dst in small[3].edge_index.T.tolist())
+
+# %% [markdown]
+# And sixteen at 64 tokens, as masks alone. Blue cells are edges. Are they sixteen graphs? Look closely before you go on.
 
 
 # %%
@@ -155,7 +170,7 @@ assert different == 14
 # Fourteen. The LogSparse Transformer (2019, for time series) and Power Attention (2025, for language models) draw the same edges: to
 # the tokens 1, 2, 4, 8, ... before. And four memory tokens in front of a window are the four sinks of StreamingLLM. The papers
 # differ in what they train, in their kernels and in their reasons, and agree in *who attends to whom*. Once masks are written as
-# graphs, this question can be asked, and section 6 asks it of all builders.
+# graphs, this comparison is one line of code, and section 6 makes it for all builders.
 #
 # The rows of the picture, from the top: graphs **on a line**; **strided** graphs, which [reach](../docs/glossary.md#reach) far with few edges; graphs with
 # **hubs**, to which all tokens attend; and graphs of **packed** rows, where one row of tokens holds several texts.
@@ -274,7 +289,7 @@ line = patterns.window(8, 2, causal=False)
 grid = algebra.cartesian_product(line, line)  # a token attends to its neighbours in its row and its column
 packed = algebra.disjoint_sum(patterns.causal(24), patterns.prefix(8, 4), patterns.causal(32))
 heads = algebra.per_head(
-    patterns.causal(16), patterns.window(16, 4), patterns.dilated(16, 4, 4), patterns.sinks(16, 2)
+    patterns.causal(8), patterns.window(8, 3), patterns.dilated(8, 3, 3), patterns.sinks(8, 2)
 )
 
 assert algebra.disjoint_sum(*map(patterns.causal, [24, 8, 32])) == patterns.documents([24, 8, 32])
@@ -350,7 +365,8 @@ print("equal:", torch.allclose(out, dense, atol=1e-6))
 # * **No degenerate sizes.** In a text of 64 tokens `window(64, 99)` is the causal graph, and so is every mask that has been widened until
 #   it forbids nothing. Therefore `a` and `b` are 2, 3 or 4, and calls that draw all pairs of tokens, the whole past, or self loops
 #   alone are left out.
-# * **One size may be an accident.** Two calls are equal if they draw the same edges for $n = 16$ *and* for $n = 64$.
+# * **One size may be an accident.** Two calls are equal if they draw the same edges for $n = 16$ *and* for $n = 64$. (All pairs that
+#   pass this test are equal for $n = 256$, too.)
 
 # %% tags=["hide-input"] jupyter={"source_hidden": true}
 CALLS = """
@@ -429,6 +445,7 @@ for same_size in by_size.values():
     for call, other in combinations(same_size, 2):
         if builder(call) != builder(other) and drawn[call] == drawn[other]:  # TokenGraph.__eq__, twice
             equal_calls.add_edge(call, other)
+assert all(draw_call(one, 256) == draw_call(other, 256) for one, other in equal_calls.edges)
 print(f"{len(drawn)} calls are compared; {len(equal_calls)} of them draw a graph that another builder draws")
 
 # %% [markdown]

@@ -13,10 +13,10 @@
 # %% [markdown]
 # # Attention, one case of message passing; an MLP, another
 #
-# Attention is message passing of a special kind. What is special about it, what does it cost, and what does it save? Change its
-# message, and graph attention, convolutions on graphs and other layers come out. Change one function in it, the softmax, and let
-# the senders be fixed: out comes the other half of a transformer, the MLP (the small network at each node). Then both halves are the
-# same operation over two graphs.
+# Attention is a special case of message passing. **What is special about it, what does it save, and what does it give up?** With
+# another message, the same code computes graph attention, edge convolution or the mean of the neighbours. With another function in place
+# of the softmax, and with senders that never change, it computes the other half of a transformer: the MLP, the small network at each node.
+# Both halves of a transformer layer are then one operation over two graphs.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb), and some of [notebook
 # 13](13_communication_and_computation.ipynb).
@@ -32,12 +32,12 @@ import textwrap
 
 import matplotlib.pyplot as plt
 import torch
-from pictures import use_house_style, write_numbers
+from pictures import BLUE, GREY, ORANGE, RED, use_house_style, write_numbers
 from torch import nn
 from torch.nn import functional
 
 import gnn_attention as ga
-from gnn_attention import patterns
+from gnn_attention import draw, patterns
 
 use_house_style()  # before torch_geometric, whose import warns of a missing progress bar
 from torch_geometric.nn import EdgeConv, GATConv, MessagePassing  # noqa: E402
@@ -47,7 +47,6 @@ from examples import pairwise  # noqa: E402
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 
 # %% [markdown]
 # ## 1. The general form
@@ -55,12 +54,22 @@ BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 # $$y_i = \text{update}\Big(\underset{j \to i}{\text{aggregate}} \ \text{message}(x_i, x_j)\Big)$$
 #
 # In message passing the message of an edge may depend on **both of its ends**, in any form, and on nothing else. Is attention of this
-# form? Not as it is usually written, $y_i = \sum_{j \to i} w_{ij} v_j$: the weight $w_{ij}$ has a denominator, in which *all*
-# in-neighbours of $i$ stand. Change the state of token 1, and the weight of another edge, from token 0 to token 3, changes:
+# form? Not as it is usually written, $y_i = \sum_{j \to i} w_{ij} v_j$: the denominator of the weight $w_{ij}$ is a sum over *all*
+# in-neighbours of $i$. Look at a graph of seven tokens, as a mask and as arcs. Row 3 of the mask and the orange arcs
+# are the same four edges, the in-edges of token 3:
 
 # %%
 width, n = 12, 7
 graph = patterns.window(n, 3) | patterns.sinks(n, 1)
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), width_ratios=[1, 1.9])
+draw.mask(graph, left)
+draw.arcs(graph, right, lit=[(0, 3), (1, 3), (2, 3), (3, 3)])
+plt.show()
+
+# %% [markdown]
+# Only the two ends of the edge from token 0 to token 3 may change its message. But its weight also changes with the state of token 1:
+
+# %%
 x = torch.randn(n, width, dtype=torch.float64)
 heads = ga.StandardHeads(width, 3).double()
 other = x.clone()
@@ -83,7 +92,8 @@ assert weights[0] != weights[1]
 #   \underbrace{\frac{\text{first sum}}{\text{second sum}}}_{\text{update}} \qquad a_{ij} = \frac{q_i \cdot k_j}{\sqrt d}$$
 #
 # The **message** is a pair, and depends on the two ends alone. The **aggregation** is a sum. The **update** is a quotient. With this,
-# attention is message passing in the strict sense. In torch_geometric these are eight lines, and there is no softmax in them:
+# attention is message passing in the strict sense. In torch_geometric these are eight lines, and there is no softmax in them. [Notebook
+# 01](01_attention_is_message_passing.ipynb) derives them from the general form in its sections 5 and 6 and computes one receiver by hand:
 
 
 # %%
@@ -91,7 +101,7 @@ class StrictAttention(MessagePassing):
     def forward(self, q, k, v, edge_index):
         return self.propagate(edge_index, q=q, k=k, v=v)
 
-    def message(self, q_i, k_j, v_j):  # of both ends, and of nothing else
+    def message(self, q_i, k_j, v_j):  # depends on both ends, and on nothing else
         mass = ((q_i * k_j).sum(-1, keepdim=True) / q_i.shape[-1] ** 0.5).exp()
         return torch.cat([mass * v_j, mass], dim=-1)
 
@@ -102,11 +112,12 @@ class StrictAttention(MessagePassing):
 strict = StrictAttention(aggr="sum")
 
 # %% [markdown]
-# One graph could agree by accident. A hundred random graphs, of up to 40 tokens, with up to three heads, do not:
+# One graph could agree by accident. So we compare the class with `ga.attend` on a hundred random graphs of up to 40 tokens, with up to
+# three heads:
 
 # %%
 random = torch.Generator().manual_seed(0)
-largest_difference, edges, silent = 0.0, 0, 0
+largest_difference, edges, isolated = 0.0, 0, 0
 for _ in range(100):
     size, number = torch.randint(2, 41, (), generator=random), torch.randint(1, 4, (), generator=random)
     g = ga.convert.from_mask(torch.rand(size, size, generator=random) < torch.rand((), generator=random))
@@ -117,24 +128,24 @@ for _ in range(100):
     largest_difference = max([largest_difference, *difference.flatten().tolist()])
     assert by_messages[:, :, ~has_senders].isnan().all()
     assert not by_library[:, :, ~has_senders].any()
-    edges, silent = edges + g.num_edges, silent + int((~has_senders).sum())
+    edges, isolated = edges + g.num_edges, isolated + int((~has_senders).sum())
 assert largest_difference < 1e-12
 print(f"100 graphs, {edges} edges: the largest difference is below 1e-12")
-print(f"{silent} receivers have no in-edge: there the quotient is 0 / 0, and the library gives 0")
+print(f"{isolated} receivers have no in-edge: there the quotient is 0 / 0, and the library gives 0")
 
 # %% [markdown]
-# (No kernel leaves it at that: $e^{a}$ overflows for large logits, so the largest is subtracted first, which changes no quotient.)
+# (Real kernels first subtract the largest logit of each receiver, because $e^{a}$ overflows for large logits. This changes no quotient.)
 #
-# The other layers of this notebook differ in the logit $a$ and in the message. To try them, it is handy to keep the two apart. The
-# examples have a class for this, `pairwise.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name
-# of a normaliser, which turns the logits of all in-edges into weights. It weighs each message, and sums:
+# The other layers of this notebook differ in the logit $a$ and in the message. The examples of the library have a class that takes the two
+# separately, `pairwise.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name of a normaliser, which
+# turns the logits of all in-edges into weights. The class multiplies each message by its weight, and the sum follows:
 
 # %%
 print(textwrap.dedent(inspect.getsource(pairwise.PairwiseMessages.message)))
 
 # %% [markdown]
-# Four layers that were published under four names are choices of these two functions. We write each of them so, and check it
-# against the usual layer.
+# Four layers that were published under four names are choices of these two functions. We write each of them in this form and check it
+# against its usual implementation.
 
 # %%
 attention = pairwise.PairwiseMessages.of(heads)  # logit: x_dst W_P x_src, message: x_src W_M
@@ -196,8 +207,8 @@ for name, g in {"causal": patterns.causal(tokens), "window(64, 8)": patterns.win
 # ## 3. What attention gives up
 #
 # A sender sends the same to all receivers, times a number. In one head all that leaves a token lies on one line (rank 1); with $H$
-# heads it lies in a space of at most $H$ dimensions. A message of both ends has no such limit. The cell below takes what one token
-# sends to ten receivers as ten rows, and computes their rank:
+# heads it lies in a space of at most $H$ dimensions. A message that depends on both ends has no such limit. The cell below takes what one
+# token sends to ten receivers as ten rows, and computes their rank:
 
 # %% tags=["S4.18"]
 receivers, sender = 10, 4
@@ -226,8 +237,8 @@ assert list(ranks.values()) == [1, 2, 3, 6, 10]
 
 # %% [markdown]
 # Does that matter? Here is a task in which it does. A sender has a row of 8 numbers. There are 8 receivers, numbered from 0, and each
-# must receive the row *rotated* by as many places as its number. A message of both ends can be rotated for its receiver, and that
-# can be written down:
+# must receive the row *rotated* by as many places as its number. A message that depends on both ends can be rotated for its receiver, and
+# we can write this message down without training:
 
 # %%
 ROW = 8
@@ -252,12 +263,12 @@ turning = pairwise.PairwiseMessages(
 senders, answers = rows_and_answers(1024, torch.Generator().manual_seed(0))
 turned_messages = turning((senders, names.expand(1024, -1, -1)), everyone)
 assert torch.allclose(turned_messages, answers, atol=1e-6)
-print("a message of both ends: every receiver gets exactly its row")
+print("a message that depends on both ends: every receiver gets exactly its row")
 
 
 # %% [markdown]
-# Attention must do it with one message for all. (There is a second, silent sender, so that a receiver can turn a head off: the
-# weights of a softmax sum to 1, so they must go somewhere.) With $H$ heads, the rows that the 8 receivers get have rank at most
+# Attention must send one message to all receivers. (There is a second, silent sender, so that a receiver can turn a head off: the
+# weights of a softmax sum to 1, so a receiver needs some sender to which it can give them.) With $H$ heads, the rows that the 8 receivers get have rank at most
 # $H + 1$. So whatever the heads have learned, they cannot be better than the best approximation of that rank, which the singular
 # values give. A simple solution lets each head serve one receiver, which leaves $1 - H / 8$ of the error. We train and see.
 # %%
@@ -292,7 +303,9 @@ figure, ax = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
 ax.plot(
     COUNTS, [1 - h / 8 for h in COUNTS], "--", color=GREY, label="1 - H / 8: a head for each of H receivers"
 )
-ax.plot(COUNTS, list(least.values()), ":", color=RED, label="no rank H + 1 can be below this")
+ax.plot(
+    COUNTS, list(least.values()), ":", color=RED, label="lower bound: the best approximation of rank H + 1"
+)
 for seed, marker in enumerate("os"):
     ax.plot(
         COUNTS,
@@ -301,13 +314,13 @@ for seed, marker in enumerate("os"):
         color=BLUE,
         label=None if seed else "attention, trained",
     )
-ax.plot(COUNTS, [0.0] * 4, "D", color=ORANGE, markersize=5, label="a message of both ends")
+ax.plot(COUNTS, [0.0] * 4, "D", color=ORANGE, markersize=5, label="a message that depends on both ends")
 ax.set(xlabel="heads", ylabel="mean squared error", xticks=COUNTS, ylim=(-0.05, 1.05))
 ax.legend(frameon=False, fontsize=9)
 plt.show()
 for number, values in errors.items():
     print(
-        f"{number} heads: error {values[0]:.2f} and {values[1]:.2f}; bound {least[number]:.2f}; 1 - H / 8 = {1 - number / 8:.2f}"
+        f"{number} head{'s' * (number > 1)}: error {values[0]:.2f} and {values[1]:.2f}; bound {least[number]:.2f}; 1 - H / 8 = {1 - number / 8:.2f}"
     )
     assert min(values) > least[number] - 0.02
 
@@ -442,17 +455,18 @@ print(
 )
 
 # %% [markdown]
-# Eight nodes of 512 do about half of it. The rest comes slowly: it is in the many weights just below zero, each of them almost nothing,
-# and together a good part. This model was trained to attend to all its nodes. A model that is trained with few (or under ReLU, which
-# is zero for whatever does not fit) can leave the others out without any error.
+# Eight nodes of 512 give about half of the update. The error falls slowly after that, because part of the update is spread over the many
+# weights just below zero: each of them is tiny, but their messages add up to about a third of it. This model was trained to attend to
+# all its nodes. Under ReLU, the weights below zero would be exactly zero, and their nodes could be left out without any error.
 
 # %% [markdown]
 # ## 6. In between
 #
 # Both changes can be made one at a time.
 #
-# **Softmax, but static senders.** Hold a context fixed, and its tokens are static nodes, with a pattern and a message
-# each: that is what a cache is. Adding learned nodes of this kind to the real ones is *persistent memory*, or *prefix tuning*.
+# **Softmax, but static senders.** Hold a context fixed, and its tokens are static nodes, each with a pattern and a message. A cache of
+# keys and values is such a set of nodes. If learned nodes of this kind are added to the real ones, this is called *persistent memory* or
+# *prefix tuning*.
 
 # %%
 heads = ga.StandardHeads(width, 3).double()
@@ -487,6 +501,11 @@ print(
 )
 
 # %% [markdown]
+# **The answer.** The message of attention is special: $v_j$ depends on the sender alone, and the receiver only decides by which number
+# it is multiplied. This **saves** most of the work: along the causal graph of 64 tokens, attention computes 64 messages instead of 2,080.
+# It **gives up** variety: in one head, all that leaves a token lies on one line, so a sender cannot tell different receivers different
+# things. The MLP is the same operation over another graph, with senders that never change, and without the quotient.
+#
 # ## 7. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
@@ -517,7 +536,7 @@ assert torch.allclose(layer(states, graph), expected, atol=1e-4), (
 print("right")
 
 # %% [markdown]
-# **2. A message of both ends** (medium, 5 minutes, code). Write the message with which the sum over in-edges is $\sum_{j \to i} (x_j - x_i)$: how the senders of
+# **2. A message that depends on both ends** (medium, 5 minutes, code). Write the message with which the sum over in-edges is $\sum_{j \to i} (x_j - x_i)$: how the senders of
 # a token differ from it. (On a graph this is how heat flows.)
 #
 # <details><summary>Hint</summary>
@@ -537,7 +556,7 @@ expected = mask @ states - mask.sum(1, keepdim=True) * states
 assert torch.allclose(pairwise.PairwiseMessages(answer)(states, graph), expected, atol=1e-5), (
     "not the sum of differences"
 )
-print("right: attention has no place for it, since this message depends on its receiver")
+print("right: attention cannot send this message, because it depends on the receiver")
 
 # %% [markdown]
 # **3. Static nodes by hand** (medium, 10 minutes). Two static nodes under ReLU that compute $|x|$ for a state of one number: give their patterns and

@@ -105,7 +105,9 @@ def draw_cloud(ax, points, judgement, title):
     """Points of space as dots, from red (bad) to blue (good)."""
     colours, edge = plt.get_cmap("coolwarm_r", 5), {"edgecolor": "black", "linewidth": 0.3}
     ax.scatter(*points.T, c=judgement, cmap=colours, s=22, depthshade=False, **edge)
-    ax.set(xticklabels=[], yticklabels=[], zticklabels=[], xlim=(-2.3, 2.3), ylim=(-2.3, 2.3), zlim=(-1.9, 1.9))
+    ax.set(
+        xticklabels=[], yticklabels=[], zticklabels=[], xlim=(-2.3, 2.3), ylim=(-2.3, 2.3), zlim=(-1.9, 1.9)
+    )
     ax.set_title(title, y=0.98)
     ax.view_init(24, -72)
 
@@ -153,3 +155,32 @@ def draw_pairs(graphs, draw_links, titles, links_height=1.0):
         if bottom.get_legend():
             bottom.get_legend().remove()
     return figure
+
+
+def write_words(ax, points, words, avoid, size=8.5):
+    """Write each word beside its dot, clear of other words, dots and the points ``avoid``, if there is space. Return their number."""
+    ax.figure.canvas.draw()  # the layout is final from here on
+    ax.figure.set_layout_engine("none")
+    dots = ax.transData.transform(points.numpy())
+    obstacles = [*dots, *ax.transData.transform(avoid.numpy())]
+    places = [(7, 0), (-7, 0), (0, 6), (0, -6), (5, 5), (-5, 5), (5, -5), (-5, -5)]
+    sides, levels = {1: "left", 0: "center", -1: "right"}, {1: "bottom", 0: "center", -1: "top"}
+    taken = []
+    for word, dot in zip(words, dots, strict=True):
+        for right, up in places:
+            label = ax.annotate(
+                word,
+                ax.transData.inverted().transform(dot),
+                (right, up),
+                textcoords="offset points",
+                ha=sides[(right > 0) - (right < 0)],
+                va=levels[(up > 0) - (up < 0)],
+                fontsize=size,
+            )
+            box = label.get_window_extent()
+            inside = ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1
+            if inside and not any(map(box.overlaps, taken)) and not box.padded(2).count_contains(obstacles):
+                taken.append(box)
+                break
+            label.remove()
+    return len(taken)

@@ -5,11 +5,11 @@
 # **1. The plain mean.**
 
 # %%
-# a token that looks for nothing attends to all its senders equally
+# With queries of zero all logits of a receiver are 0, so it attends to all its senders uniformly.
 answer = torch.zeros(1, 12, 4)
 
 # %% [markdown]
-# **2. A message of both ends.**
+# **2. A message that depends on both ends.**
 
 
 # %%
@@ -23,7 +23,7 @@ answer = difference
 # **3. Static nodes by hand.**
 
 # %%
-# one node for what is above zero, one for what is below
+# One node fires above zero, the other below.
 answer = (torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0], [1.0]]))
 
 # %% [markdown]
@@ -39,5 +39,5 @@ class SumsOnly(MessagePassing):
         return ((q_i * k_j).sum(-1, keepdim=True) / q_i.shape[-1] ** 0.5).exp() * v_j
 
 
-# e^(a + 1) = e e^a: the sum has no scale of its own, and grows with the in-degree as well
+# e^(a + 1) = e * e^a. Only the quotient removes the factor, and the growth of the sum with the in-degree.
 answer = (SumsOnly, torch.e)
