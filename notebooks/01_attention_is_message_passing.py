@@ -386,7 +386,7 @@ print("quotient:", strict.update(messages.sum(0)), "  the mixed message of secti
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/01_attention_is_message_passing.py).
 #
 # **1. The other direction** (easy, 2 minutes). Build the graph in which each of the five tokens attends to itself and to all tokens

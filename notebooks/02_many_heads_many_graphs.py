@@ -452,7 +452,7 @@ assert gain(runs["causal"]) > 1 > gain(runs["window(64, 8)"])
 #
 # ## 5. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/02_many_heads_many_graphs.py).
 #
 # **1. One edge** (easy, 3 minutes). Over the causal graph *output* learns that it is negated. Which one edge `(src, dst)` must be cut so that the

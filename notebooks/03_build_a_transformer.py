@@ -675,7 +675,7 @@ assert len([line for line in parts["class Attention(MessagePassing):"].splitline
 #
 # ## 9. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/03_build_a_transformer.py).
 #
 # **1. The message** (medium, 10 minutes, code). Write `message` of a layer with one head and no bias, as a function of the arguments that

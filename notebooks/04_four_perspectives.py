@@ -549,7 +549,7 @@ print(f"down: times {share:.2f}; to the right: times W_O, {list(W_O.shape)}")
 #
 # ## 8. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/04_four_perspectives.py).
 #
 # **1. The longest update** (easy, 3 minutes). Which of the four phases adds the longest update to the last token? Give the layer and the name of

@@ -529,7 +529,7 @@ print(f"{values.shape[1]} sets of values, {W_M.shape[0]} message matrices")
 # %% [markdown]
 # ## 8. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/05_three_forms.py).
 #
 # **1. The factors are not unique** (medium, 5 minutes). Multiply $W_Q$ by any invertible matrix $R$, `d` by `d`, from the right. By which matrix

@@ -432,7 +432,7 @@ for graph in (tree, ga.patterns.causal(n), ga.patterns.full(n)):
 # %% [markdown]
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/06_matrix_multiplication_is_message_passing.py).
 #
 # **1. Count the paths** (easy, 3 minutes). If $A$ holds only ones and zeros, $(A A)_{ij}$ counts the paths of two edges from $j$ to $i$. In the

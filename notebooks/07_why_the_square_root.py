@@ -362,7 +362,7 @@ assert max(deviations) > 2 * min(deviations)
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/07_why_the_square_root.py).
 #
 # **1. Larger numbers** (easy, 3 minutes). The numbers of $q$ and $k$ now have variance 4 each, and $d = 64$. By which scale must $q \cdot k$ be

@@ -419,7 +419,7 @@ assert max(alone) < 0.1 < 0.5 < min(early["for"])
 #
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/08_low_rank_and_subspaces.py).
 #
 # **1. Two heads** (easy, 3 minutes, code). Into how many dimensions can heads 0 and 1 of layer 0 write *together*?

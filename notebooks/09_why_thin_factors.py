@@ -412,7 +412,7 @@ assert max(median[name, 64][1] for name in ("thin factors", "merged squares")) <
 #
 # ## 5. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/09_why_thin_factors.py).
 #
 # **1. When would merging be free?** (easy, 5 minutes) At a width of 4,096, for which head size does the message cost as many multiplications

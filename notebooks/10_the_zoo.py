@@ -595,7 +595,7 @@ for name, (one, other) in renamed.items():
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/10_the_zoo.py).
 #
 # **1. A triangle with a gap** (easy, 3 minutes). Build the graph of 12 tokens in which a token attends to its past, itself included, *except* its

@@ -279,7 +279,7 @@ draw.layers(leak, len(path) - 1, token=10)
 #
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/11_how_many_layers.py).
 #
 # **1. A long text** (easy, 3 minutes). A model has 24 layers, all with the same window: a token attends to the last 129 tokens,

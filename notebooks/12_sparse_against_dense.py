@@ -296,7 +296,7 @@ for text in reaching:
 #
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/12_sparse_against_dense.py).
 #
 # **1. Before training** (easy, 3 minutes). A model has four layers of `window(64, 8)`. How often can the last token be right at best,

@@ -454,7 +454,7 @@ print(
 #
 # ## 5. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/13_communication_and_computation.py).
 #
 # **1. Fewer edges** (easy, 5 minutes). With 20 random edges among 10 nodes instead of 40, how many nodes are isolated on average?

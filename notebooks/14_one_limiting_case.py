@@ -508,7 +508,7 @@ print(
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/14_one_limiting_case.py).
 #
 # **1. The plain mean** (easy, 2 minutes). For which `W_Q` is attention, whatever the other matrices, the plain mean of the messages that arrive?

@@ -620,7 +620,7 @@ for vector in directed.values():
 # %% [markdown]
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/15_what_a_gnn_person_asks.py).
 #
 # **1. Two limits** (easy, 5 minutes). Build a causal graph of 8 tokens, in which all but two tokens attend to themselves and at least

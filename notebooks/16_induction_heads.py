@@ -370,7 +370,7 @@ assert max(without[0], without[3], *only) < 0.1 * intact
 # %% [markdown]
 # ## 5. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/16_induction_heads.py).
 #
 # **1. Write a template** (easy, 5 minutes). For the text `7 2 7 7 5`, write the edges of the *duplicate token* template: every token

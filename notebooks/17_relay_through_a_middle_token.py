@@ -410,7 +410,7 @@ assert rank == 48
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/17_relay_through_a_middle_token.py).
 #
 # **1. Keep a secret** (medium, 5 minutes). Take two layers of `causal(5)`. Which edges must be cut, the same in both layers and as few

@@ -296,7 +296,7 @@ for graph in (ga.patterns.causal(64), ga.patterns.window(64, 6)):
 #
 # ## 5. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/18_change_the_graph.py).
 #
 # **1. One token more** (3 minutes, easy). Along `window(4)` the model is no longer sure. Let every token attend to one more token, at any

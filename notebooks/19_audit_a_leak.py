@@ -271,7 +271,7 @@ assert len(verdict.leaks) == T - 1
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/19_audit_a_leak.py).
 #
 # **1. A norm over all tokens** (easy, 3 minutes). Put `nn.LayerNorm((T, WIDTH))` between the two layers of section 1. It computes its

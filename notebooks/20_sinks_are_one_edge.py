@@ -398,7 +398,7 @@ assert abs(control - losses["causal"]) < 0.02
 #
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/20_sinks_are_one_edge.py).
 #
 # **1. How many receivers lose the edge?** (easy, 2 minutes) Along `window(128)`, how many of the 768 receivers do not

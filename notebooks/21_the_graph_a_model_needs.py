@@ -429,7 +429,7 @@ assert shares["full stops"] > 2 * shares["other tokens"]
 #
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/21_the_graph_a_model_needs.py).
 #
 # **1. How many pairs?** (easy, 2 minutes) SmolLM2 has 30 layers of 9 heads. How many pairs of head and edge does it

@@ -427,7 +427,7 @@ print("pairs without a walk:", int((~connected).sum()), "largest derivative:", f
 #
 # ## 8. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/22_reach_is_not_influence.py).
 #
 # **1. Reach.** (easy, 2 minutes) Each token attends to the last 16 tokens, itself included. After how many layers is

@@ -442,7 +442,7 @@ assert with_random[1] > with_random[0]
 #
 # ## 8. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/23_reading_278_heads.py).
 #
 # **1. Another text** (3 minutes, easy). The small model reads `x = [a, b]`, a new line, and `y = [a,`. Its 13 tokens are printed by the cell. The sentence about head 1.0

@@ -434,7 +434,7 @@ assert losses["chosen"] < 1.01 * losses["control"] < losses["window(2048, 124) |
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/24_the_graph_that_a_model_draws.py).
 #
 # **1. How many edges?** (3 minutes, easy). Each receiver takes `k` of the tokens up to itself. How many edges does the choice have for `n` tokens?

@@ -392,7 +392,7 @@ assert [int((row > 0).sum()) for row in shown[:5]] == [1, 3, 5, 7, 8]
 #
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/25_attention_from_primitives.py).
 #
 # **1. The angle alone** (5 minutes, easy, code). Write a logit that depends on the angle between the two points and not on their lengths:
