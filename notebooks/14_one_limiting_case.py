@@ -243,10 +243,8 @@ assert list(ranks.values()) == [1, 2, 3, 6, 10]
 # %%
 ROW = 8
 turned = torch.stack([torch.eye(ROW).roll(places, 1) for places in range(ROW)])  # [receiver, from, to]
-everyone, names = (
-    patterns.cross(ROW, 2),
-    torch.eye(ROW),
-)  # 8 receivers, whose states are their numbers; 2 senders
+everyone = patterns.cross(ROW, 2)  # 8 receivers, 2 senders
+names = torch.eye(ROW)  # the states of the receivers: their numbers, one-hot
 
 
 def rows_and_answers(samples, generator):
@@ -268,9 +266,12 @@ print("a message that depends on both ends: every receiver gets exactly its row"
 
 # %% [markdown]
 # Attention must send one message to all receivers. (There is a second, silent sender, so that a receiver can turn a head off: the
-# weights of a softmax sum to 1, so a receiver needs some sender to which it can give them.) With $H$ heads, the rows that the 8 receivers get have rank at most
-# $H + 1$. So whatever the heads have learned, they cannot be better than the best approximation of that rank, which the singular
-# values give. A simple solution lets each head serve one receiver, which leaves $1 - H / 8$ of the error. We train and see.
+# weights of a softmax sum to 1, so a receiver needs some sender to which it can give them.) With $H$ heads, the rows that the 8
+# receivers get have rank at most $H + 1$. So whatever the heads have learned, they cannot be better than the best approximation of that
+# rank, which the singular values give. A simple solution lets each head serve one receiver, which leaves $1 - H / 8$ of the error. We
+# train and see.
+
+
 # %%
 def error_after_training(number, seed, steps=300):
     """Train attention on new rows in every step; return the mean squared error on 2048 more (an answer of 0 gives 1)."""
@@ -503,16 +504,16 @@ print(
 # %% [markdown]
 # **The answer.** The message of attention is special: $v_j$ depends on the sender alone, and the receiver only decides by which number
 # it is multiplied. This **saves** most of the work: along the causal graph of 64 tokens, attention computes 64 messages instead of 2,080.
-# It **gives up** variety: in one head, all that leaves a token lies on one line, so a sender cannot tell different receivers different
-# things. The MLP is the same operation over another graph, with senders that never change, and without the quotient.
+# It **gives up** variety: in one head, all that leaves a token lies on one line, so a sender cannot send different directions to
+# different receivers. The MLP is the same operation over another graph, with senders that never change, and without the quotient.
 #
 # ## 7. Exercises
 #
 # Replace `None` with your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/14_one_limiting_case.py).
 #
-# **1. The plain mean** (easy, 2 minutes). For which `W_Q` is attention, whatever the other matrices, the plain mean of the messages that arrive?
-# Give a tensor of shape `[1, 12, 4]`.
+# **1. The plain mean** (easy, 2 minutes). For which `W_Q` is attention, whatever the other matrices, the plain mean of the messages
+# that arrive? Give a tensor of shape `[1, 12, 4]`.
 #
 # <details><summary>Hint</summary>
 #
@@ -536,8 +537,8 @@ assert torch.allclose(layer(states, graph), expected, atol=1e-4), (
 print("right")
 
 # %% [markdown]
-# **2. A message that depends on both ends** (medium, 5 minutes, code). Write the message with which the sum over in-edges is $\sum_{j \to i} (x_j - x_i)$: how the senders of
-# a token differ from it. (On a graph this is how heat flows.)
+# **2. A message that depends on both ends** (medium, 5 minutes, code). Write the message with which the sum over in-edges is $\sum_{j \to i} (x_j - x_i)$: how
+# the senders of a token differ from it. (On a graph this is how heat flows.)
 #
 # <details><summary>Hint</summary>
 #
