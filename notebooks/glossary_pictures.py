@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from notebooks.illustrations import FOLDER as ILLUSTRATIONS
-from notebooks.illustrations import STYLE, Picture, escape
+from notebooks.illustrations import STYLE, Picture, describe, draw_files, escape, write_files
 
 FOLDER = ILLUSTRATIONS.parent / "glossary"
 DRAWINGS = []  # the word and the function of each picture
@@ -578,16 +578,12 @@ def leak(picture):
 
 
 def files():
-    """Return the text of each file by its name."""
-    texts = {}
-    for title, draw in DRAWINGS:
-        picture = SmallPicture(title.lower().replace(" ", "-"), title, " ".join(draw.__doc__.split()))
-        draw(picture)
-        texts[f"{picture.name}.svg"] = picture.svg()
-    return texts
+    """Return the text of each picture by the name of its file."""
+    return draw_files(
+        (SmallPicture(title.lower().replace(" ", "-"), title, describe(draw)), draw)
+        for title, draw in DRAWINGS
+    )
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    for name, text in files().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+    write_files(FOLDER, files())

@@ -337,17 +337,33 @@ def three_forms(picture):
     picture.footer(800, scale + "Blue: whom to attend to (pattern p). Orange: what is sent (messages M).")
 
 
-def files():
-    """Return the text of each file by its name."""
+def draw_files(pictures):
+    """Call each drawing function on its picture, and return the text of each file by its name."""
     texts = {}
-    for title, draw in DRAWINGS:
-        picture = Picture(draw.__name__.replace("_", "-"), title, " ".join(draw.__doc__.split()))
+    for picture, draw in pictures:
         draw(picture)
         texts[f"{picture.name}.svg"] = picture.svg()
     return texts
 
 
+def describe(draw):
+    """Return the description of a drawing: its docstring, in one line."""
+    return " ".join(draw.__doc__.split())
+
+
+def write_files(folder, texts):
+    """Write the files of a folder."""
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def files():
+    """Return the text of each illustration by the name of its file."""
+    return draw_files(
+        (Picture(draw.__name__.replace("_", "-"), title, describe(draw)), draw) for title, draw in DRAWINGS
+    )
+
+
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    for name, text in files().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+    write_files(FOLDER, files())
